@@ -1,0 +1,49 @@
+"""A network as a list of nodes in topological order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .operator import Operator, Shape
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator applied to earlier values. ``inputs`` are positions in ``Graph.nodes``; -1 is the network input."""
+
+    operator: Operator
+    inputs: tuple[int, ...]
+    shape: Shape
+    label: str  # the name in the file it came from, for messages
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A function of one tensor: ``nodes`` in topological order, the last one is the output."""
+
+    input_shape: Shape
+    nodes: tuple[Node, ...]
+
+    @property
+    def output_shape(self) -> Shape:
+        return self.nodes[-1].shape if self.nodes else self.input_shape
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """The value of every node for inputs ``[B, *input_shape]``."""
+        found: list[Tensor] = []
+        for node in self.nodes:
+            found.append(node.operator.value(*(x if i < 0 else found[i] for i in node.inputs)))
+        return found
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.values(x)[-1] if self.nodes else x
+
+    def shape_of(self, index: int) -> Shape:
+        return self.input_shape if index < 0 else self.nodes[index].shape
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Graph:
+        """The same network with its constants in another precision or place."""
+        raise NotImplementedError  # each operator moves its own constants

@@ -1,0 +1,88 @@
+"""The four kinds of operators that bound propagation tells apart.
+
+Shapes are those of one instance. Tensors carry one leading dimension more: ``[B, *shape]`` with ``B``
+instances. Backward coefficients carry two: ``[S, B, *shape]`` with ``S`` specifications per instance.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+Interval = tuple[Tensor, Tensor]
+
+
+class Operator(ABC):
+    """A function of one or more tensors; implementations are frozen dataclasses holding their constants."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def value(self, *inputs: Tensor) -> Tensor:
+        """The output for concrete inputs ``[B, *shape]``."""
+
+    @abstractmethod
+    def interval(self, *inputs: Interval) -> Interval:
+        """Bounds that hold for all inputs within the given intervals."""
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """Output shape of one instance, found by running the operator on zeros of a single instance."""
+        zeros = [torch.zeros((1, *shape), dtype=torch.float64) for shape in shapes]
+        return tuple(self.value(*zeros).shape[1:])
+
+
+class Affine(Operator):
+    """Exact for linear bounds: the output is affine in all inputs jointly."""
+
+    def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Push ``<coefficients, output>`` to the inputs.
+
+        Returns one coefficient tensor ``[S, B, *shape]`` per input and the constant ``[S, B]`` such that
+        ``<coefficients, value(x_1, ...)> = sum_i <returned_i, x_i> + constant`` exactly.
+        The default transposes ``value`` by automatic differentiation; hot operators override it.
+        """
+        S, B = coefficients.shape[:2]
+        flat = coefficients.reshape((S * B, *coefficients.shape[2:]))
+        zeros = tuple(flat.new_zeros(1).expand((S * B, *shape)) for shape in shapes)
+        at_zero, transpose = torch.func.vjp(self.value, *zeros)
+        constant = (flat * at_zero).flatten(1).sum(1).reshape(S, B)
+        back = tuple(g.reshape((S, B, *shape)) for g, shape in zip(transpose(flat), shapes))
+        return back, constant
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Two lines per entry: ``lower_slope*x + lower_offset <= f(x) <= upper_slope*x + upper_offset``."""
+
+    lower_slope: Tensor
+    lower_offset: Tensor
+    upper_slope: Tensor
+    upper_offset: Tensor
+
+
+class Elementwise(Operator):
+    """``y_i = f(x_i)`` with a scalar ``f``: relaxed entry by entry between two lines."""
+
+    @abstractmethod
+    def lines(self, lower: Tensor, upper: Tensor, free: Tensor | None = None) -> Lines:
+        """Sound lines over ``[lower, upper]``.
+
+        ``free`` in ``[0, 1]`` (one number per entry and line, shape ``[2, *lower.shape]``) moves the choice
+        among the sound lines (a slope, a tangent point); any value is sound, ``None`` is the default choice.
+        """
+
+
+class Bilinear(Operator):
+    """A product of two variable tensors: linear in each of its two inputs."""
+
+    @abstractmethod
+    def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
+        """The gradient of ``<coefficients, value(x, y)>`` in input ``side`` (0: x, 1: y), given the other input.
+
+        ``coefficients [S, B, *out]`` and ``other [S, B, *shape]`` (broadcastable) give ``[S, B, *shape of side]``.
+        """

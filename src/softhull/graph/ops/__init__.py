@@ -1,0 +1,1 @@
+"""One operator per file: its value, its interval rule, its linear relaxation."""
