@@ -1,0 +1,124 @@
+"""What every bound needs from an array framework, written once on the array API."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_torch_array
+
+Array = Any  # numpy, torch, jax or any other array of the array API
+
+
+def namespace(*arrays: Array) -> Any:
+    """The array API functions of the framework the arrays come from."""
+    return array_namespace(*arrays)
+
+
+def device(array: Array) -> Any:
+    return getattr(array, "device", None)
+
+
+def is_traced(array: Array) -> bool:
+    """True inside a jax transformation, where values cannot be inspected."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.core.Tracer)
+
+
+def constant(array: Array) -> Array:
+    """The same numbers, invisible to automatic differentiation."""
+    if is_torch_array(array):
+        return array.detach()
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(array, jax.Array):
+        return jax.lax.stop_gradient(array)
+    return array
+
+
+def is_differentiated(*arrays: Array) -> bool:
+    """True when somebody may ask for the gradient with respect to one of the arrays."""
+    return any((is_torch_array(a) and a.requires_grad) or is_traced(a) for a in arrays)
+
+
+def limits(array: Array) -> tuple[float, float]:
+    """(relative spacing, largest exponent that exp and its square both survive) of the array's dtype."""
+    info = namespace(array).finfo(array.dtype)
+    return float(info.eps), 0.45 * float(np.log(float(info.max)))
+
+
+def maximum(a: Array, b: Array | float) -> Array:
+    xp = namespace(a)
+    return xp.where(a >= b, a, b) if isinstance(b, float | int) else xp.maximum(a, b)
+
+
+def minimum(a: Array, b: Array | float) -> Array:
+    xp = namespace(a)
+    return xp.where(a <= b, a, b) if isinstance(b, float | int) else xp.minimum(a, b)
+
+
+def clip(a: Array, low: Array | float, high: Array | float) -> Array:
+    return minimum(maximum(a, low), high)
+
+
+def sigmoid(v: Array) -> Array:
+    """The logistic function, accurate relative to itself on both tails."""
+    xp = namespace(v)
+    small = xp.exp(-xp.abs(v))
+    return xp.where(v >= 0, xp.ones_like(v), small) / (1 + small)
+
+
+def logsumexp(a: Array, axis: int = -1, keepdims: bool = False) -> Array:
+    """log(sum(exp(a))); entries of -inf count as nothing, at least one entry must be finite."""
+    xp = namespace(a)
+    top = constant(xp.max(a, axis=axis, keepdims=True))
+    total = xp.log(xp.sum(xp.exp(a - top), axis=axis, keepdims=True)) + top
+    return total if keepdims else xp.squeeze(total, axis=axis)
+
+
+def one_hot(index: Array, like: Array) -> Array:
+    """Boolean mask ``[..., K]``, true at ``index [...]``, for arrays with the last dimension of ``like``."""
+    xp = namespace(like)
+    positions = xp.arange(like.shape[-1], dtype=index.dtype, device=device(like))
+    return positions == index[..., None]
+
+
+def pick(a: Array, index: Array) -> Array:
+    """``a[..., index]`` along the last axis with one index per leading position; both broadcast."""
+    xp = namespace(a)
+    chosen = one_hot(index, a)
+    return xp.sum(xp.where(chosen, a, xp.zeros_like(a)), axis=-1)
+
+
+def leave_one_out_logsumexp(a: Array) -> Array:
+    """For every k the log-sum-exp over all j != k, in O(K): subtract, and recompute for the largest entry.
+
+    Without the largest entry the remaining sum would be lost in cancellation; for every other entry the
+    remaining sum keeps the largest term, so subtracting loses at most one bit.
+    """
+    xp = namespace(a)
+    largest = one_hot(xp.argmax(a, axis=-1), a)
+    top = constant(xp.max(a, axis=-1, keepdims=True))
+    terms = xp.exp(a - top)
+    rest = xp.sum(terms, axis=-1, keepdims=True) - terms
+    others = top + xp.log(xp.where(largest, xp.ones_like(a), rest))
+    without = logsumexp(xp.where(largest, -xp.inf, a), keepdims=True)
+    return xp.where(largest, without, others)
+
+
+def log_sinhc(h: Array) -> Array:
+    """log(sinh(h) / h) for h >= 0, without overflow and with the limit 0 at h = 0."""
+    xp = namespace(h)
+    series_below = 0.02  # the first omitted term, h^6 / 2835, is then below 3e-14 of the first
+    near = h < series_below
+    far = xp.where(near, xp.ones_like(h), h)
+    square = xp.where(near, h * h, xp.zeros_like(h))
+    series = square / 6 - square * square / 180 + square * square * square / 2835
+    return xp.where(near, series, far + xp.log(-xp.expm1(-2 * far) / (2 * far)))
+
+
+def in_chunks(count: int, row_size: int, work: Callable[[int, int], Any], budget: int = 1 << 22) -> list[Any]:
+    """``work(start, stop)`` over ``range(count)`` in pieces whose rows of ``row_size`` numbers fit the budget."""
+    step = max(1, budget // max(1, row_size))
+    return [work(start, min(start + step, count)) for start in range(0, count, step)]
