@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,4 +46,5 @@ class Graph:
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Graph:
         """The same network with its constants in another precision or place."""
-        raise NotImplementedError  # each operator moves its own constants
+        moved = (replace(node, operator=node.operator.to(dtype, device)) for node in self.nodes)
+        return Graph(self.input_shape, tuple(moved))

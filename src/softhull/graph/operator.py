@@ -2,13 +2,14 @@
 
 Shapes are those of one instance. Tensors carry one leading dimension more: ``[B, *shape]`` with ``B``
 instances. Backward coefficients carry two: ``[S, B, *shape]`` with ``S`` specifications per instance.
+Axes held by an operator count the dimensions of one instance, from 0.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +36,32 @@ class Operator(ABC):
         zeros = [torch.zeros((1, *shape), dtype=torch.float64) for shape in shapes]
         return tuple(self.value(*zeros).shape[1:])
 
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """The same operator with its real constants in another precision, all of them in another place."""
+        return replace(
+            self,  # type: ignore[type-var]
+            **{f.name: _move(getattr(self, f.name), dtype, device) for f in fields(self)},  # type: ignore[arg-type]
+        )
+
+    def parameters(self) -> int:
+        """How many real constants the operator holds."""
+        held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        return sum(_count(item) for item in held)
+
+
+def _move(item: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
+    if isinstance(item, Tensor):
+        return item.to(device, dtype) if item.is_floating_point() else item.to(device)
+    if isinstance(item, tuple):
+        return tuple(_move(part, dtype, device) for part in item)
+    return item
+
+
+def _count(item: Any) -> int:
+    if isinstance(item, Tensor):
+        return item.numel() if item.is_floating_point() else 0
+    return sum(_count(part) for part in item) if isinstance(item, tuple) else 0
+
 
 class Affine(Operator):
     """Exact for linear bounds: the output is affine in all inputs jointly."""
@@ -53,6 +80,13 @@ class Affine(Operator):
         constant = (flat * at_zero).flatten(1).sum(1).reshape(S, B)
         back = tuple(g.reshape((S, B, *shape)) for g, shape in zip(transpose(flat), shapes))
         return back, constant
+
+
+class Monotone(Affine):
+    """An affine operator that never decreases when an input entry grows: no negative weight."""
+
+    def interval(self, *inputs: Interval) -> Interval:
+        return self.value(*(lower for lower, _ in inputs)), self.value(*(upper for _, upper in inputs))
 
 
 @dataclass(frozen=True)
@@ -75,6 +109,10 @@ class Elementwise(Operator):
         ``free`` in ``[0, 1]`` (one number per entry and line, shape ``[2, *lower.shape]``) moves the choice
         among the sound lines (a slope, a tangent point); any value is sound, ``None`` is the default choice.
         """
+
+    def start(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """The ``free`` that reproduces the default lines: where an optimiser starts."""
+        return lower.new_full((2, *lower.shape), 0.5)
 
 
 class Bilinear(Operator):

@@ -1,0 +1,1 @@
+"""Files in, plain data out."""

@@ -1,0 +1,34 @@
+"""Shapes that stretch to fit each other, and the sums that undo the stretching."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .operator import Shape
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The common shape of one instance; raises ValueError where there is none."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        raise ValueError(f"shapes {' and '.join(map(str, shapes))} do not fit each other") from None
+
+
+def sum_to_shape(x: Tensor, shape: Shape, leading: int) -> Tensor:
+    """Sum the entries of ``x`` that broadcasting made out of one entry of ``shape``.
+
+    ``x`` has ``leading`` batch dimensions in front, which are kept.
+    """
+    extra = x.ndim - leading - len(shape)
+    if extra:
+        x = x.sum(tuple(range(leading, leading + extra)))
+    stretched = tuple(leading + i for i, size in enumerate(shape) if size == 1 and x.shape[leading + i] != 1)
+    return x.sum(stretched, keepdim=True) if stretched else x
+
+
+def align(x: Tensor, rank: int, leading: int) -> Tensor:
+    """Insert ones after the ``leading`` batch dimensions until one instance has ``rank`` dimensions."""
+    missing = rank - (x.ndim - leading)
+    return x.reshape((*x.shape[:leading], *(1,) * missing, *x.shape[leading:])) if missing > 0 else x

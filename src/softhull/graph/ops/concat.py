@@ -1,0 +1,44 @@
+"""Tensors, some of them constant, joined along one axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..operator import Monotone, Shape
+
+
+@dataclass(frozen=True)
+class Concat(Monotone):
+    """``parts`` in order: a constant of one instance, or None for the next variable input."""
+
+    name: ClassVar[str] = "Concat"
+    axis: int
+    parts: tuple[Tensor | None, ...]
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        batch = inputs[0].shape[0]
+        variable = iter(inputs)
+        pieces = [
+            next(variable) if part is None else part.to(inputs[0]).expand((batch, *part.shape))
+            for part in self.parts
+        ]
+        return torch.cat(pieces, dim=self.axis + 1)
+
+    def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        constant = coefficients.new_zeros(coefficients.shape[:2])
+        variable = iter(shapes)
+        back = []
+        start = 0
+        for part in self.parts:
+            size = (next(variable) if part is None else part.shape)[self.axis]
+            piece = coefficients.narrow(self.axis + 2, start, size)
+            start += size
+            if part is None:
+                back.append(piece)
+            else:
+                constant = constant + (piece * part).flatten(2).sum(2)
+        return tuple(back), constant

@@ -1,0 +1,49 @@
+"""Product with a constant matrix, plus a constant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..broadcast import align, sum_to_shape
+from ..operator import Affine, Interval, Shape
+
+
+@dataclass(frozen=True)
+class Linear(Affine):
+    """``x @ matrix + bias``, or ``matrix @ x + bias`` with ``left``; ``bias`` broadcasts to the output shape.
+
+    ``matrix`` may carry batch dimensions in front, which broadcast against those of ``x``.
+    """
+
+    name: ClassVar[str] = "Linear"
+    matrix: Tensor
+    bias: Tensor | None = None
+    left: bool = False
+
+    def _product(self, x: Tensor, matrix: Tensor) -> Tensor:
+        # A stack of matrices taller than x must broadcast behind the instance dimension, not over it.
+        x = align(x, matrix.ndim, 1)
+        return matrix @ x if self.left else x @ matrix
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        y = self._product(inputs[0], self.matrix)
+        return y if self.bias is None else y + self.bias
+
+    def interval(self, *inputs: Interval) -> Interval:
+        (lower, upper) = inputs[0]
+        up, down = self.matrix.clamp(min=0), self.matrix.clamp(max=0)
+        y_lower = self._product(lower, up) + self._product(upper, down)
+        y_upper = self._product(upper, up) + self._product(lower, down)
+        return (y_lower, y_upper) if self.bias is None else (y_lower + self.bias, y_upper + self.bias)
+
+    def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        transposed = self.matrix.mT
+        back = transposed @ coefficients if self.left else coefficients @ transposed
+        if self.matrix.ndim > 2:
+            back = sum_to_shape(back, shapes[0], leading=2)
+        if self.bias is None:
+            return (back,), coefficients.new_zeros(coefficients.shape[:2])
+        return (back,), (coefficients * self.bias).flatten(2).sum(2)

@@ -1,0 +1,57 @@
+"""Matrix product of two variable tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..broadcast import align, sum_to_shape
+from ..operator import Bilinear, Interval, Shape
+
+# The interval rule forms all scalar products of a block of the inner dimension at once; a block has this many.
+_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class MatMul(Bilinear):
+    """``x @ y`` of instances of shape ``left`` and ``right``, whose batch dimensions broadcast."""
+
+    name: ClassVar[str] = "MatMul"
+    left: Shape
+    right: Shape
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        x, y = inputs
+        rank = max(len(self.left), len(self.right))
+        return align(x, rank, 1) @ align(y, rank, 1)
+
+    def interval(self, *inputs: Interval) -> Interval:
+        rank = max(len(self.left), len(self.right))
+        (x_lower, x_upper), (y_lower, y_upper) = (
+            (align(lower, rank, 1), align(upper, rank, 1)) for lower, upper in inputs
+        )
+        inner = x_lower.shape[-1]
+        batch = torch.broadcast_shapes(x_lower.shape[:-2], y_lower.shape[:-2])
+        outputs = batch.numel() * x_lower.shape[-2] * y_lower.shape[-1]
+        step = max(1, min(inner, _BLOCK // max(1, outputs)))
+        lower = upper = x_lower.new_zeros((*batch, x_lower.shape[-2], y_lower.shape[-1]))
+        for start in range(0, inner, step):
+            block = slice(start, start + step)
+            ends = [
+                a[..., :, block].unsqueeze(-1) * b[..., block, :].unsqueeze(-3)
+                for a in (x_lower, x_upper)
+                for b in (y_lower, y_upper)
+            ]
+            least = torch.minimum(torch.minimum(ends[0], ends[1]), torch.minimum(ends[2], ends[3]))
+            most = torch.maximum(torch.maximum(ends[0], ends[1]), torch.maximum(ends[2], ends[3]))
+            lower, upper = lower + least.sum(-2), upper + most.sum(-2)
+        return lower, upper
+
+    def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
+        other = align(other, coefficients.ndim - 2, 2)
+        if side == 0:
+            return sum_to_shape(coefficients @ other.mT, self.left, leading=2)
+        return sum_to_shape(other.mT @ coefficients, self.right, leading=2)

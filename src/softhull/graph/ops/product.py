@@ -1,0 +1,42 @@
+"""Entry by entry product of two variable tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..broadcast import align, sum_to_shape
+from ..operator import Bilinear, Interval, Shape
+
+
+@dataclass(frozen=True)
+class Product(Bilinear):
+    """``x * y`` of instances of shape ``left`` and ``right``, which broadcast."""
+
+    name: ClassVar[str] = "Product"
+    left: Shape
+    right: Shape
+
+    def _aligned(self, x: Tensor, y: Tensor, leading: int = 1) -> tuple[Tensor, Tensor]:
+        rank = max(len(self.left), len(self.right))
+        return align(x, rank, leading), align(y, rank, leading)
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        x, y = self._aligned(inputs[0], inputs[1])
+        return x * y
+
+    def interval(self, *inputs: Interval) -> Interval:
+        (x_lower, x_upper), (y_lower, y_upper) = inputs
+        x_lower, y_lower = self._aligned(x_lower, y_lower)
+        x_upper, y_upper = self._aligned(x_upper, y_upper)
+        a, b, c, d = x_lower * y_lower, x_lower * y_upper, x_upper * y_lower, x_upper * y_upper
+        lower = torch.minimum(torch.minimum(a, b), torch.minimum(c, d))
+        upper = torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
+        return lower, upper
+
+    def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
+        target = (self.left, self.right)[side]
+        return sum_to_shape(coefficients * align(other, coefficients.ndim - 2, 2), target, leading=2)

@@ -1,0 +1,34 @@
+"""Constant factor and constant shift of every entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..operator import Affine, Interval, Shape
+
+
+@dataclass(frozen=True)
+class Scale(Affine):
+    """``factor * x + shift``; both broadcast to the shape of ``x``. A shift of -inf masks an entry."""
+
+    name: ClassVar[str] = "Scale"
+    factor: Tensor
+    shift: Tensor
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self.factor * inputs[0] + self.shift
+
+    def interval(self, *inputs: Interval) -> Interval:
+        (lower, upper) = inputs[0]
+        a, b = self.factor * lower, self.factor * upper
+        return torch.minimum(a, b) + self.shift, torch.maximum(a, b) + self.shift
+
+    def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        charged = coefficients * self.shift
+        # A masked entry (-inf) that nothing asks for contributes nothing; 0 * inf would be NaN.
+        charged = torch.where(coefficients == 0, torch.zeros_like(charged), charged)
+        return (coefficients * self.factor,), charged.flatten(2).sum(2)
