@@ -13,8 +13,10 @@ import torch
 
 from ..errors import ModelError
 from ..graph.builder import LARGEST_VALUE, GraphBuilder
+from ..graph.ops.maximum import Maximum
 from ..graph.ops.sigmoid import Sigmoid
 from ..graph.ops.softmax import Softmax
+from ..graph.simplify import simplify
 from .network import Network
 from .onnx_rules import RULES, Context, Value
 
@@ -22,10 +24,67 @@ LARGEST_FILE = 2 << 30  # protobuf itself reads no more
 
 # Operators evaluated once at import when all their inputs are constant; the others are refused there.
 _FOLDED = frozenset(
-    """Abs Add And Cast Ceil Clip Concat Constant ConstantOfShape Div Einsum Equal Erf Exp Expand Flatten Floor
-    Gather Gemm Greater GreaterOrEqual Identity Less LessOrEqual Log MatMul Max Min Mod Mul Neg Not Or Pow Range
-    Reciprocal ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Sigmoid Sign Size Slice Softmax Split Sqrt Squeeze
-    Sub Sum Tanh Tile Transpose Trilu Unsqueeze Where""".split()
+    [
+        "Abs",
+        "Add",
+        "And",
+        "Cast",
+        "Ceil",
+        "Clip",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "Div",
+        "Einsum",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Expand",
+        "Flatten",
+        "Floor",
+        "Gather",
+        "Gemm",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "MatMul",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pow",
+        "Range",
+        "Reciprocal",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "Sigmoid",
+        "Sign",
+        "Size",
+        "Slice",
+        "Softmax",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+    ]
 )
 
 
@@ -96,7 +155,13 @@ def _translate(model: Any, path: str) -> tuple[Any, str]:
     output = values.get(model.graph.output[0].name)
     if not isinstance(output, int):
         raise ModelError(f"{path}: the output does not depend on the input")
-    return builder.finish(output), inputs[0].name
+    graph = simplify(builder.finish(output))
+    for left in graph.nodes:
+        if isinstance(left.operator, Maximum):
+            raise ModelError(
+                f"{path}: node {left.label!r} (ReduceMax): supported only as the shift inside a softmax"
+            )
+    return graph, inputs[0].name
 
 
 def _apply(node: Any, arguments: list[Value], builder: GraphBuilder, version: int) -> list[Value]:
@@ -122,8 +187,15 @@ def _fold(node: Any, arguments: list[Value], version: int) -> list[Value]:
         wanted = np.asarray(arguments[-1]).astype(float).prod()
         if wanted > LARGEST_VALUE:
             raise ModelError(f"a constant of {wanted:.0f} entries is too large")
-    evaluator = onnx.reference.ReferenceEvaluator(node, opsets={"": version})
     feeds = {name: value for name, value in zip(node.input, arguments) if name}
+    alone = onnx.helper.make_graph(
+        [node],
+        "constant",
+        [onnx.ValueInfoProto(name=name) for name in feeds],
+        [onnx.ValueInfoProto(name=name) for name in node.output],
+    )
+    opset = [onnx.helper.make_opsetid("", version)]
+    evaluator = onnx.reference.ReferenceEvaluator(onnx.helper.make_model(alone, opset_imports=opset))
     return [np.asarray(result) for result in evaluator.run(None, feeds)]
 
 

@@ -17,6 +17,7 @@ from .ops.matmul import MatMul
 from .ops.product import Product
 from .ops.reshape import Reshape
 from .ops.scale import Scale
+from .ops.sum import Sum
 from .ops.transpose import Transpose
 
 # A value of one instance with more entries than this is a mistake or an attack, not a network.
@@ -70,7 +71,7 @@ class GraphBuilder:
         return self.add(Scale(factor, shift), x, shape=self.shape(x))
 
     def linear(self, x: int, matrix: Tensor, left: bool = False) -> int:
-        """Product of ``x`` with a constant matrix on its right, or on its left."""
+        """Product of ``x`` with a constant matrix (or stack of them) on its right, or on its left."""
         shape = _matmul_shape(
             *((tuple(matrix.shape), self.shape(x)) if left else (self.shape(x), tuple(matrix.shape)))
         )
@@ -83,6 +84,16 @@ class GraphBuilder:
     def product(self, x: int, y: int) -> int:
         shape = broadcast(self.shape(x), self.shape(y))
         return self.add(Product(self.shape(x), self.shape(y)), x, y, shape=shape)
+
+    def elementwise(self, operator: Operator, x: int) -> int:
+        return self.add(operator, x, shape=self.shape(x))
+
+    def total(self, x: int, axes: tuple[int, ...], keep: bool = True, mean: bool = False) -> int:
+        """Sum or mean over ``axes``, which stay with size one if ``keep``."""
+        shape = self.shape(x)
+        count = math.prod(shape[axis] for axis in axes)
+        y = self.add(Sum(axes, count if mean else 1), x) if axes else x
+        return y if keep else self.reshape(y, tuple(s for i, s in enumerate(shape) if i not in axes))
 
     def sum_of(self, x: int, y: int) -> int:
         shape = broadcast(self.shape(x), self.shape(y))

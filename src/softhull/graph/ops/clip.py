@@ -1,0 +1,60 @@
+"""Values cut off below and above."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..operator import Elementwise, Interval, Lines
+
+
+@dataclass(frozen=True)
+class Clip(Elementwise):
+    """``min(max(x, least), most)`` with ``least < most``, one of them possibly infinite."""
+
+    name: ClassVar[str] = "Clip"
+    least: float
+    most: float
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return inputs[0].clamp(self.least, self.most)
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = inputs[0]
+        return self.value(lower), self.value(upper)
+
+    def lines(self, lower: Tensor, upper: Tensor, free: Tensor | None = None) -> Lines:
+        """Below: from the lower kink with a share ``free[0]`` of the steepest slope; above: from the upper kink."""
+        free = self.start(lower, upper) if free is None else free
+        slope, offset = _line_below_clip(lower, upper, self.least, self.most, free[0])
+        # Turned by 180 degrees the same function clips at -most and -least.
+        above, turned = _line_below_clip(-upper, -lower, -self.most, -self.least, free[1])
+        return Lines(slope, offset, above, -turned)
+
+    def start(self, lower: Tensor, upper: Tensor) -> Tensor:
+        middle = lower + (upper - lower) / 2
+        return torch.stack(((middle > self.least).to(lower), (middle < self.most).to(lower)))
+
+
+def _line_below_clip(
+    lower: Tensor, upper: Tensor, least: float, most: float, share: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Any line from the pivot, the lower kink or the left end beyond it, that stays below the right end."""
+    pivot = lower.clamp(min=least)
+    start, end = pivot.clamp(max=most), upper.clamp(least, most)
+    ahead = upper > pivot
+    steepest = torch.where(
+        ahead, (end - start) / torch.where(ahead, upper - pivot, torch.ones_like(upper)), 0.0
+    )
+    steepest = steepest.clamp(0, 1)
+    # With the kink outside the interval the chord is best; flatter lines serve only on the side left of the kink.
+    slope = torch.where(lower < least, steepest * share, steepest)
+    rounding = 8 * torch.finfo(lower.dtype).eps
+    at_pivot = start - slope * pivot - rounding * (start.abs() + (slope * pivot).abs())
+    at_end = end - slope * upper - rounding * (end.abs() + (slope * upper).abs())
+    exact = (slope == 1) & (lower >= least) & (upper <= most)
+    offset = torch.where(ahead, torch.minimum(at_pivot, at_end), at_pivot)
+    return slope, torch.where(exact, torch.zeros_like(offset), offset)

@@ -1,0 +1,84 @@
+"""Convolution with a constant kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.nn import functional
+
+from ..operator import Affine, Interval, Shape
+
+_FORWARD: tuple[Callable[..., Tensor], ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED: tuple[Callable[..., Tensor], ...] = (
+    functional.conv_transpose1d,
+    functional.conv_transpose2d,
+    functional.conv_transpose3d,
+)
+
+
+@dataclass(frozen=True)
+class Conv(Affine):
+    """Convolution of ``[N, C, *space]``; ``pads`` holds zeros to add in front, then behind, each per space axis."""
+
+    name: ClassVar[str] = "Conv"
+    kernel: Tensor
+    bias: Tensor | None
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def _space(self) -> int:
+        return len(self.strides)
+
+    def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        flat = x.flatten(0, 1)
+        if any(self.pads):
+            # torch lists the last axis first, in front and behind side by side.
+            front, behind = self.pads[: self._space], self.pads[self._space :]
+            pairs = [size for axis in reversed(range(self._space)) for size in (front[axis], behind[axis])]
+            flat = functional.pad(flat, pairs)
+        y = _FORWARD[self._space - 1](flat, kernel, bias, self.strides, 0, self.dilations, self.groups)
+        return y.unflatten(0, x.shape[:2])
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return self._convolve(inputs[0], self.kernel, self.bias)
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = inputs[0]
+        up, down = self.kernel.clamp(min=0), self.kernel.clamp(max=0)
+        return (
+            self._convolve(lower, up, self.bias) + self._convolve(upper, down, None),
+            self._convolve(upper, up, self.bias) + self._convolve(lower, down, None),
+        )
+
+    def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        leading = coefficients.shape[:3]
+        size, seen = shapes[0][2:], coefficients.shape[4:]
+        front, behind = self.pads[: self._space], self.pads[self._space :]
+        # Rows that no position of the kernel reaches come back as zeros behind.
+        unreached = [
+            size[i] + front[i] + behind[i]
+            - ((seen[i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel.shape[2 + i] - 1) + 1)
+            for i in range(self._space)
+        ]  # fmt: skip
+        settings: dict[str, Any] = {
+            "stride": self.strides,
+            "groups": self.groups,
+            "dilation": self.dilations,
+        }
+        flat = coefficients.flatten(0, 2)
+        padded = _TRANSPOSED[self._space - 1](flat, self.kernel, **settings)
+        pairs = [
+            size for axis in reversed(range(self._space))
+            for size in (-front[axis], unreached[axis] - behind[axis])
+        ]  # fmt: skip
+        back = functional.pad(padded, pairs).unflatten(0, leading)
+        if self.bias is None:
+            return (back,), coefficients.new_zeros(coefficients.shape[:2])
+        per_channel = coefficients.flatten(4).sum(4).sum(2)
+        return (back,), (per_channel * self.bias).sum(2)

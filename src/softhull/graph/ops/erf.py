@@ -1,0 +1,36 @@
+"""The error function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..curves import Curve, Segment, left_of, right_of
+from ..operator import Interval
+
+
+@dataclass(frozen=True)
+class Erf(Curve):
+    """``erf(x)``: convex, then concave."""
+
+    name: ClassVar[str] = "Erf"
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return torch.erf(inputs[0])
+
+    def derivative(self, x: Tensor) -> Tensor:
+        return 2 / math.sqrt(math.pi) * torch.exp(-x * x)
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = inputs[0]
+        return self.value(lower), self.value(upper)
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return left_of(0.0, lower)
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        return right_of(0.0, lower)

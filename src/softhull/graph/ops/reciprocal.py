@@ -1,0 +1,40 @@
+"""The reciprocal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..curves import Curve, Segment, left_of, right_of
+from ..domain import refuse
+from ..operator import Interval
+
+
+@dataclass(frozen=True)
+class Reciprocal(Curve):
+    """``1 / x`` on intervals without 0: convex where positive, concave where negative."""
+
+    name: ClassVar[str] = "Reciprocal"
+    label: str = ""
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return 1 / inputs[0]
+
+    def derivative(self, x: Tensor) -> Tensor:
+        return -1 / (x * x)
+
+    def _check(self, lower: Tensor, upper: Tensor) -> None:
+        refuse(~((lower > 0) | (upper < 0)), lower, upper, "the reciprocal", self.label)
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = inputs[0]
+        self._check(lower, upper)
+        return 1 / upper, 1 / lower
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return right_of(0.0, lower)
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        return left_of(0.0, lower)

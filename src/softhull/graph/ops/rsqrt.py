@@ -1,0 +1,40 @@
+"""The reciprocal of the square root: one operator, because two relaxations in a row lose more than one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..curves import Curve, Segment, everywhere, nowhere
+from ..domain import refuse
+from ..operator import Interval
+
+
+@dataclass(frozen=True)
+class Rsqrt(Curve):
+    """``1 / sqrt(x)`` for ``x > 0``: convex."""
+
+    name: ClassVar[str] = "Rsqrt"
+    label: str = ""
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return inputs[0].rsqrt()
+
+    def derivative(self, x: Tensor) -> Tensor:
+        return -0.5 * x.rsqrt() / x
+
+    def _check(self, lower: Tensor, upper: Tensor) -> None:
+        refuse(~(lower > 0), lower, upper, "the reciprocal square root", self.label)
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = inputs[0]
+        self._check(lower, upper)
+        return upper.rsqrt(), lower.rsqrt()
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return everywhere(lower, upper)
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        return nowhere(lower, upper)

@@ -1,0 +1,37 @@
+"""The square: one operator, because a product would forget that both factors are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..curves import Curve, Segment, everywhere, nowhere
+from ..operator import Interval
+
+
+@dataclass(frozen=True)
+class Square(Curve):
+    """``x * x``: convex."""
+
+    name: ClassVar[str] = "Square"
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return inputs[0] * inputs[0]
+
+    def derivative(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = inputs[0]
+        a, b = lower * lower, upper * upper
+        least = torch.where((lower <= 0) & (upper >= 0), torch.zeros_like(a), torch.minimum(a, b))
+        return least, torch.maximum(a, b)
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return everywhere(lower, upper)
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        return nowhere(lower, upper)
