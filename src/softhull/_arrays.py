@@ -69,6 +69,12 @@ def sigmoid(v: Array) -> Array:
     return xp.where(v >= 0, xp.ones_like(v), small) / (1 + small)
 
 
+def softplus(v: Array) -> Array:
+    """log(1 + e^v)"""
+    xp = namespace(v)
+    return maximum(v, 0.0) + xp.log1p(xp.exp(-xp.abs(v)))
+
+
 def logsumexp(a: Array, axis: int = -1, keepdims: bool = False) -> Array:
     """log(sum(exp(a))); entries of -inf count as nothing, at least one entry must be finite."""
     xp = namespace(a)
@@ -89,22 +95,6 @@ def pick(a: Array, index: Array) -> Array:
     xp = namespace(a)
     chosen = one_hot(index, a)
     return xp.sum(xp.where(chosen, a, xp.zeros_like(a)), axis=-1)
-
-
-def leave_one_out_logsumexp(a: Array) -> Array:
-    """For every k the log-sum-exp over all j != k, in O(K): subtract, and recompute for the largest entry.
-
-    Without the largest entry the remaining sum would be lost in cancellation; for every other entry the
-    remaining sum keeps the largest term, so subtracting loses at most one bit.
-    """
-    xp = namespace(a)
-    largest = one_hot(xp.argmax(a, axis=-1), a)
-    top = constant(xp.max(a, axis=-1, keepdims=True))
-    terms = xp.exp(a - top)
-    rest = xp.sum(terms, axis=-1, keepdims=True) - terms
-    others = top + xp.log(xp.where(largest, xp.ones_like(a), rest))
-    without = logsumexp(xp.where(largest, -xp.inf, a), keepdims=True)
-    return xp.where(largest, without, others)
 
 
 def log_sinhc(h: Array) -> Array:

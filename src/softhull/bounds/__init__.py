@@ -1,0 +1,1 @@
+"""Bounds on the softmax function, one family per file, in pure array code."""

@@ -1,0 +1,66 @@
+"""The log-odds ``v_k = x_k - LSE(x_rest)`` of an output: ``p_k = sigmoid(v_k)``, concave in x.
+
+Every concave increasing majorant of the sigmoid over the range of ``v_k`` is an upper bound on ``p_k``; the upper
+bounds of the paper and the hull are such majorants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from .._arrays import Array, clip, in_chunks, logsumexp, namespace, one_hot
+from ..boxes import Box, Differences
+from .planes import LowRankPlanes
+from .rest import leave_one_out_logsumexp, rest_rows
+
+# (v, v_lo, v_hi) -> (value, slope) of a concave increasing majorant of the sigmoid on [v_lo, v_hi]
+Majorant = Callable[[Array, Array, Array], tuple[Array, Array]]
+
+
+def log_odds_range(box: Box) -> tuple[Array, Array]:
+    """The smallest and largest log-odds of every output, from the box or from the difference bounds."""
+    if box.differences is None:
+        lowest = box.lower - leave_one_out_logsumexp(box.upper)
+        highest = box.upper - leave_one_out_logsumexp(box.lower)
+        return lowest, highest
+    return _range_from_differences(box.differences)
+
+
+def _range_from_differences(known: Differences) -> tuple[Array, Array]:
+    xp = namespace(known.lower)
+    K = int(known.lower.shape[-1])
+    own = xp.eye(K, dtype=known.lower.dtype) > 0
+
+    def columns(i: int, j: int) -> tuple[Array, Array]:
+        itself = own[:, i:j]
+        lowest = -logsumexp(xp.where(itself, -xp.inf, known.upper[..., :, i:j]), axis=-2)
+        highest = -logsumexp(xp.where(itself, -xp.inf, known.lower[..., :, i:j]), axis=-2)
+        return lowest, highest
+
+    pieces = in_chunks(K, math.prod(known.lower.shape[:-1]), columns)
+    return xp.concat([p[0] for p in pieces], axis=-1), xp.concat([p[1] for p in pieces], axis=-1)
+
+
+def upper_planes(box: Box, at: Array, majorant: Majorant, tangent: Array | None = None) -> LowRankPlanes:
+    """Tangent planes at ``at`` of ``majorant(v_k(x))`` for all outputs.
+
+    ``tangent`` moves the point on the v axis where the majorant is linearised (default: ``v(at)``); it is clipped
+    to the range of ``v``, which with difference bounds may leave ``v(at)`` outside.
+    """
+    xp = namespace(at)
+    lowest, highest = log_odds_range(box)
+    log_rest = leave_one_out_logsumexp(at)
+    v = at - log_rest
+    touch = clip(v if tangent is None else tangent, lowest, highest)
+    value, slope = majorant(touch, lowest, highest)
+    value = value + slope * (v - touch)
+    largest = one_hot(xp.argmax(at, axis=-1), at)
+    rest = rest_rows(at, log_rest, largest)
+    return LowRankPlanes(
+        at=at,
+        value=value,
+        diagonal=slope * (1 - rest.diagonal),
+        left=-slope[..., None] * rest.left,
+        right=rest.right,
+    )

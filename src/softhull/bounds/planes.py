@@ -1,0 +1,188 @@
+"""Affine bounds on softmax outputs, one plane per output, without a K x K matrix wherever there need not be one.
+
+Planes promise ``p_k >= value_k + gradient_k . (x - at)`` (or ``<=``) for every output ``k`` they cover. Keeping
+the value at the anchor ``at`` instead of the intercept saves the digits that subtracting ``gradient . at`` would
+cost; ``dense()`` gives the intercept to those who need it. Shapes: ``at [..., K]``, ``value [..., O]`` with O
+covered outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .._arrays import Array, device, in_chunks, namespace
+
+
+class Planes(ABC):
+    """One plane per covered output.
+
+    ``at`` is finite; ``masked`` marks the logits that are masked, ``steep`` the outputs whose gradient would
+    overflow: it is stored as zero, and their plane is the constant bound (None in both cases: there are none).
+    """
+
+    at: Array
+    value: Array
+    masked: Array | None
+    steep: Array | None = None
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Array:
+        """Gradients of the covered outputs ``start:stop`` as an array ``[..., stop - start, K]``."""
+
+    def compose_right(self, direction: Array) -> Array:
+        """``A @ direction`` for a direction ``[..., K]``: how fast every plane rises along it."""
+        xp = namespace(direction)
+        return xp.concat(
+            self._chunks(lambda i, j: xp.vecdot(self.rows(i, j), direction[..., None, :])), axis=-1
+        )
+
+    def compose_left(self, coefficients: Array) -> tuple[Array, Array]:
+        """``(c @ A, c . b)`` for coefficients ``c [..., O]``: the combination of the planes, one affine function."""
+        xp = namespace(coefficients)
+        pieces = self._chunks(lambda i, j: xp.matmul(coefficients[..., None, i:j], self.rows(i, j)))
+        slope = sum(pieces[1:], start=pieces[0])[..., 0, :]
+        return slope, xp.vecdot(coefficients, self.value) - xp.vecdot(slope, self.at)
+
+    def __call__(self, x: Array) -> Array:
+        """The value of every plane at ``x [..., K]``; entries of masked logits are ignored."""
+        xp = namespace(x)
+        step = x - self.at
+        if self.masked is not None:
+            step = xp.where(self.masked, xp.zeros_like(step), step)
+        return self.value + self.compose_right(step)
+
+    def dense(self) -> tuple[Array, Array]:
+        """``(A, b)`` with ``A [..., O, K]`` and ``b [..., O]``: the planes are ``A @ x + b``."""
+        A = self.rows(0, int(self.value.shape[-1]))
+        xp = namespace(A)
+        return A, self.value - xp.vecdot(A, self.at[..., None, :])
+
+    def _chunks(self, work: Callable[[int, int], Array]) -> list[Array]:
+        leading = math.prod(self.value.shape[:-1])
+        return in_chunks(int(self.value.shape[-1]), leading * int(self.at.shape[-1]), work)
+
+
+@dataclass(frozen=True)
+class LowRankPlanes(Planes):
+    """Gradient = diagonal + left @ right: O(K) memory for all K outputs of a softmax.
+
+    ``diagonal [..., O]``, ``left [..., O, r]``, ``right [..., r, K]``; covered output ``o`` is logit ``outputs[o]``
+    (an integer array; None: all logits in order).
+    """
+
+    at: Array
+    value: Array
+    diagonal: Array
+    left: Array
+    right: Array
+    masked: Array | None = None
+    outputs: Array | None = None
+    steep: Array | None = None
+
+    def select(self, outputs: Array) -> LowRankPlanes:
+        """The same planes for some outputs (an index array)."""
+        xp = namespace(self.right)
+        return replace(
+            self,
+            value=xp.take(self.value, outputs, axis=-1),
+            diagonal=xp.take(self.diagonal, outputs, axis=-1),
+            left=xp.take(self.left, outputs, axis=-2),
+            steep=None if self.steep is None else xp.take(self.steep, outputs, axis=-1),
+            outputs=outputs,
+        )
+
+    def rows(self, start: int, stop: int) -> Array:
+        xp = namespace(self.right)
+        own = self.diagonal[..., start:stop, None]
+        low_rank = xp.matmul(self.left[..., start:stop, :], self.right)
+        return low_rank + xp.where(self._own()[start:stop], own, xp.zeros_like(own))
+
+    def compose_right(self, direction: Array) -> Array:
+        xp = namespace(direction)
+        own = direction if self.outputs is None else xp.take(direction, self.outputs, axis=-1)
+        along = xp.matmul(self.right, direction[..., None])
+        return self.diagonal * own + xp.matmul(self.left, along)[..., 0]
+
+    def compose_left(self, coefficients: Array) -> tuple[Array, Array]:
+        xp = namespace(coefficients)
+        slope = xp.matmul(xp.matmul(coefficients[..., None, :], self.left), self.right)[..., 0, :]
+        own = coefficients * self.diagonal
+        if self.outputs is not None:
+            own = xp.sum(xp.where(self._own(), own[..., None], xp.zeros_like(own[..., None])), axis=-2)
+        slope = slope + own
+        return slope, xp.vecdot(coefficients, self.value) - xp.vecdot(slope, self.at)
+
+    def _own(self) -> Array:
+        """Mask ``[O, K]``: which logit a covered output belongs to."""
+        xp = namespace(self.right)
+        logits = xp.arange(int(self.right.shape[-1]), dtype=xp.int64, device=device(self.right))
+        return logits == (logits if self.outputs is None else self.outputs)[:, None]
+
+
+@dataclass(frozen=True)
+class RowPlanes(Planes):
+    """Planes whose gradients have no structure: ``gradient(start, stop)`` computes some rows, nothing is stored."""
+
+    at: Array
+    value: Array
+    gradient: Callable[[int, int], Array]
+    masked: Array | None = None
+    steep: Array | None = None
+
+    def rows(self, start: int, stop: int) -> Array:
+        return self.gradient(start, stop)
+
+
+@dataclass(frozen=True)
+class ChosenPlanes(Planes):
+    """For every output one of several planes: ``choice [..., O]`` is the position in ``parts``."""
+
+    parts: Sequence[Planes]
+    choice: Array
+    at: Array
+    value: Array
+    masked: Array | None = None
+
+    def rows(self, start: int, stop: int) -> Array:
+        xp = namespace(self.value)
+        chosen = self.parts[0].rows(start, stop)
+        for position, part in enumerate(self.parts[1:], start=1):
+            chosen = xp.where(self.choice[..., start:stop, None] == position, part.rows(start, stop), chosen)
+        return chosen
+
+
+@dataclass(frozen=True)
+class SinglePlane:
+    """The plane of one output, without the output axis."""
+
+    planes: Planes
+
+    @property
+    def at(self) -> Array:
+        return self.planes.at
+
+    @property
+    def value(self) -> Array:
+        return self.planes.value[..., 0]
+
+    def __call__(self, x: Array) -> Array:
+        return self.planes(x)[..., 0]
+
+    def dense(self) -> tuple[Array, Array]:
+        """``(a, b)`` with ``a [..., K]`` and ``b [...]``: the plane is ``a . x + b``."""
+        A, b = self.planes.dense()
+        return A[..., 0, :], b[..., 0]
+
+
+def choose(parts: Sequence[Planes], largest: bool) -> Planes:
+    """For every output the plane with the largest (or smallest) value at the common anchor."""
+    if len(parts) == 1:
+        return parts[0]
+    xp = namespace(parts[0].value)
+    values = xp.stack([part.value for part in parts], axis=0)
+    choice = xp.argmax(values if largest else -values, axis=0)
+    best = xp.max(values, axis=0) if largest else xp.min(values, axis=0)
+    return ChosenPlanes(parts, choice, parts[0].at, best, parts[0].masked)

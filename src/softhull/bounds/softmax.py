@@ -1,0 +1,184 @@
+"""The public questions about one softmax: bounds at a point, and planes over the whole box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .._arrays import Array, device, namespace, sigmoid
+from ..boxes import Box, as_arrays, make_box, masked_out, place_inside
+from ..errors import InvalidInput
+from .log_odds import log_odds_range
+from .planes import LowRankPlanes, Planes, SinglePlane, choose
+from .table import Side, find_bound
+
+Outputs = int | Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class SoftmaxPlanes:
+    """Planes below and above softmax over a box; a side the bound does not have is None."""
+
+    lower: Any  # Planes, SinglePlane for a single output, or None
+    upper: Any
+
+
+def softmax_bounds(
+    x: Any,
+    lower: Any,
+    upper: Any,
+    bound: str = "hull",
+    outputs: Outputs = None,
+    differences: tuple[Any, Any] | None = None,
+) -> tuple[Array | None, Array | None]:
+    """Bounds ``L(x) <= softmax(x) <= U(x)``: convex in x from below, concave from above, for x in the box.
+
+    ``x``, ``lower``, ``upper`` broadcast against each other, logits on the last axis. ``outputs``: which
+    probabilities (an int drops the axis, None is all of them). ``differences``: a pair of arrays ``[..., j, k]`` bounding
+    ``x_j - x_k``. A side the bound does not have is None.
+    """
+    box, x, chosen, single = _prepare(lower, upper, x, "x", outputs, differences)
+    row = find_bound(bound)
+
+    def value(side: Side | None, from_below: bool) -> Array | None:
+        if side is None:
+            return None
+        found = _evaluate(side, bound, box, x, chosen, from_below, {}, flatten=False).value
+        return found[..., 0] if single else found
+
+    return value(row.lower, True), value(row.upper, False)
+
+
+def softmax_planes(
+    lower: Any,
+    upper: Any,
+    bound: str = "hull",
+    at: Any = None,
+    differences: tuple[Any, Any] | None = None,
+    outputs: Outputs = None,
+    **free: Any,
+) -> SoftmaxPlanes:
+    """Affine bounds on softmax over the whole box: the tangent planes of ``bound`` at ``at`` (default: the midpoint).
+
+    Each side is called as a function of x, gives ``dense() -> (A, b)`` with ``p_k >= A[k] . x + b[k]``, and composes
+    with coefficient vectors from both sides without forming A. ``free`` are free parameters of the bound, each choice
+    sound: for the hull ``w``, ``alpha``, ``gamma`` (lower) and ``tangent`` (upper).
+    """
+    box, at, chosen, single = _prepare(lower, upper, at, "at", outputs, differences)
+    row = find_bound(bound)
+    known = {name for side in (row.lower, row.upper) if side for name in side.free}
+    if unknown := sorted(set(free) - known):
+        raise InvalidInput(
+            f"bound {bound!r} has no free parameter {unknown[0]!r}; it has: {sorted(known) or 'none'}"
+        )
+    given = {name: as_arrays(**{name: value, "lower": box.lower})[name] for name, value in free.items()}
+
+    def planes(side: Side | None, from_below: bool) -> Any:
+        if side is None:
+            return None
+        mine = {name: value for name, value in given.items() if name in side.free}
+        found = _evaluate(side, bound, box, at, chosen, from_below, mine, flatten=True)
+        anchor = masked_out(box, found.at + box.shift)
+        found = replace(found, at=anchor, masked=box.masked)  # type: ignore[type-var]
+        return SinglePlane(found) if single else found
+
+    return SoftmaxPlanes(planes(row.lower, True), planes(row.upper, False))
+
+
+def _prepare(
+    lower: Any, upper: Any, point: Any, name: str, outputs: Outputs, differences: tuple[Any, Any] | None
+) -> tuple[Box, Array, Array | None, bool]:
+    box = make_box(lower, upper, differences)
+    placed = box.midpoint if point is None else place_inside(box, point, name)
+    single = isinstance(outputs, int | np.integer)
+    chosen = None if outputs is None else _output_indices(box, outputs)
+    return box, placed, chosen, single
+
+
+def _output_indices(box: Box, outputs: Any) -> Array:
+    xp = namespace(box.lower)
+    wanted = [outputs] if isinstance(outputs, int | np.integer) else list(outputs)
+    for output in wanted:
+        if not -box.size <= int(output) < box.size:
+            raise InvalidInput(f"outputs: there is no output {int(output)} among {box.size}")
+    return xp.asarray([int(o) % box.size for o in wanted], dtype=xp.int64, device=device(box.lower))
+
+
+def _evaluate(
+    side: Side,
+    name: str,
+    box: Box,
+    at: Array,
+    outputs: Array | None,
+    from_below: bool,
+    free: dict[str, Array],
+    flatten: bool,
+) -> Planes:
+    """Value and planes of one side at one point, for the chosen outputs."""
+    if side.parts:
+        usable = [
+            part for part in side.parts if part.only_for in (None, box.size) and box.size > 1 or box.size == 1
+        ]
+        parts = [_evaluate(part, name, box, at, outputs, from_below, {}, flatten) for part in usable]
+        return choose(parts, largest=from_below)
+    if side.only_for is not None and box.size not in (1, side.only_for):
+        raise InvalidInput(
+            f"bound {name!r} is defined for K = {side.only_for} only, not for K = {box.size}; use 'lse'"
+        )
+    if box.differences is not None and not side.in_differences:
+        forms = [
+            _evaluate(replace(side, in_differences=True), name, form, at, outputs, from_below, free, flatten)
+            for form in (box, box.without_differences())
+        ]
+        return choose(forms, largest=from_below)
+    assert side.tangent is not None
+    if box.size == 1:
+        return _select(_certain(at), outputs)
+    planes = side.tangent(box, at, outputs, **free)
+    if isinstance(planes, LowRankPlanes):
+        planes = _select(planes, outputs)
+    return _guard(planes, box, outputs, from_below, flatten)
+
+
+def _select(planes: LowRankPlanes, outputs: Array | None) -> LowRankPlanes:
+    return planes if outputs is None else planes.select(outputs)
+
+
+def _certain(at: Array) -> LowRankPlanes:
+    """A single logit has probability 1."""
+    xp = namespace(at)
+    nothing = xp.zeros_like(at)
+    return LowRankPlanes(at, xp.ones_like(at), nothing, nothing[..., None], nothing[..., None, :])
+
+
+def _guard(planes: Any, box: Box, outputs: Array | None, from_below: bool, flatten: bool) -> Planes:
+    """Masked outputs are 0; planes too steep to be written in floating point become the constant bound."""
+    xp = namespace(planes.value)
+
+    def restrict(array: Array) -> Array:
+        return array if outputs is None else xp.take(array, outputs, axis=-1)
+
+    if flatten and planes.steep is not None:
+        extreme = restrict(sigmoid(log_odds_range(box)[0 if from_below else 1]))
+        planes = replace(planes, value=xp.where(planes.steep, extreme, planes.value))
+    if box.masked is not None:
+        silent = restrict(box.masked)
+        planes = replace(planes, value=xp.where(silent, xp.zeros_like(planes.value), planes.value))
+        if isinstance(planes, LowRankPlanes):
+            nothing = xp.zeros_like(planes.diagonal)
+            planes = replace(
+                planes,
+                diagonal=xp.where(silent, nothing, planes.diagonal),
+                left=xp.where(silent[..., None], nothing[..., None], planes.left),
+                right=masked_out_columns(box, planes.right),
+            )
+    return planes
+
+
+def masked_out_columns(box: Box, rows: Array) -> Array:
+    xp = namespace(rows)
+    assert box.masked is not None
+    return xp.where(box.masked[..., None, :], xp.zeros_like(rows), rows)
