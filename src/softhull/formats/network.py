@@ -43,7 +43,7 @@ class Network:
         return onnxruntime.InferenceSession(self.model, options, providers=["CPUExecutionProvider"])
 
     def replay(self, x: np.ndarray) -> np.ndarray:
-        """The output of onnxruntime on the original model, instance by instance: ``[B, *shape]`` to ``[B, *shape]``."""
+        """What onnxruntime computes from the original model for inputs ``[B, *input_shape]``, one by one."""
         rows = np.asarray(x, dtype=self.input_dtype).reshape((-1, *self.input_shape))
         outputs = [self._session.run(None, {self.input_name: row})[0] for row in rows]
         return np.stack(outputs)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from ..graph.broadcast import broadcast
 from ..graph.builder import GraphBuilder
 from ..graph.operator import Operator, Shape
 from ..graph.ops.centre import Centre
@@ -91,13 +92,15 @@ def _variable(value: Value) -> int:
     return value
 
 
+def _shape(graph: GraphBuilder, value: Value) -> Shape:
+    """Of a variable or a constant alike."""
+    return graph.shape(value) if isinstance(value, int) else tuple(np.asarray(value).shape)
+
+
 def _axis(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ModelError(f"axis {axis} of a value with {rank} dimensions")
     return axis % rank
-
-
-# Arithmetic
 
 
 @_rule("Identity", "Dropout")
@@ -176,38 +179,30 @@ def _pow(context: Context, x: Value, exponent: Value) -> Value:
     power = powers.pop() if len(powers) == 1 else math.nan
     if power == 1:
         return _variable(x)
-    if power not in known or np.ndim(exponent) > len(context.shape(_variable(x))):
+    if power not in known or len(_shape(context.graph, exponent)) > len(context.shape(_variable(x))):
         raise ModelError("only the powers 2, 1, 0.5, -0.5 and -1 are supported")
     return context.graph.elementwise(known[power], _variable(x))
 
 
 @_rule("Where")
 def _where(context: Context, condition: Value, a: Value, b: Value) -> Value:
-    """With a constant condition a selection: each side times its mask, plus the constant where it is chosen."""
+    """With a constant condition a selection: variables times their mask, plus the constants chosen."""
     chosen = _real(condition) != 0
-    shape = torch.broadcast_shapes(
-        chosen.shape, *(context.shape(v) if isinstance(v, int) else np.shape(v) for v in (a, b))
-    )
+    shape = broadcast(tuple(chosen.shape), *(_shape(context.graph, v) for v in (a, b)))
     total: Value = None
     shift = torch.zeros(shape, dtype=torch.float64)
     for value, mask in ((a, chosen), (b, ~chosen)):
         if isinstance(value, int):
-            part = context.graph.expand(context.graph.scale(value, mask.double()), tuple(shape))
-            total = part if total is None else _add(context, total, part)
+            part = context.graph.expand(context.graph.scale(value, mask.double()), shape)
+            total = context.graph.sum_of(total, part) if isinstance(total, int) else part
         else:
             shift = torch.where(mask, _real(value), shift)
     return context.graph.scale(_variable(total), 1.0, shift)
 
 
-# Layers
-
-
-@_rule("MatMul")
-def _matmul(context: Context, a: Value, b: Value) -> int:
+def _product_of_matrices(g: GraphBuilder, a: Value, b: Value) -> int:
     """A vector counts as a matrix of one row on the left, of one column on the right."""
-    g = context.graph
-    a_shape = g.shape(a) if isinstance(a, int) else np.shape(a)
-    b_shape = g.shape(b) if isinstance(b, int) else np.shape(b)
+    a_shape, b_shape = _shape(g, a), _shape(g, b)
     if len(a_shape) == 1:
         a = _reshaped(g, a, (1, *a_shape))
     if len(b_shape) == 1:
@@ -226,6 +221,11 @@ def _matmul(context: Context, a: Value, b: Value) -> int:
     return g.reshape(y, shape)
 
 
+@_rule("MatMul")
+def _matmul(context: Context, a: Value, b: Value) -> Value:
+    return _product_of_matrices(context.graph, a, b)
+
+
 def _reshaped(graph: GraphBuilder, value: Value, shape: Shape) -> Value:
     return graph.reshape(value, shape) if isinstance(value, int) else np.reshape(np.asarray(value), shape)
 
@@ -238,7 +238,7 @@ def _gemm(context: Context, a: Value, b: Value, c: Value = None) -> Value:
         a = g.transpose(a, (1, 0)) if isinstance(a, int) else np.asarray(a).T
     if attributes.get("transB"):
         b = g.transpose(b, (1, 0)) if isinstance(b, int) else np.asarray(b).T
-    y = g.scale(_matmul(context, a, b), alpha)
+    y = g.scale(_product_of_matrices(g, a, b), alpha)
     if c is None or beta == 0:
         return y
     return g.sum_of(y, g.scale(c, beta)) if isinstance(c, int) else g.scale(y, 1.0, beta * _real(c))
@@ -250,15 +250,13 @@ def _einsum(context: Context, *operands: Value) -> Value:
     g = context.graph
     equation = context.attributes["equation"]
     text = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
-    shapes = [g.shape(v) if isinstance(v, int) else np.shape(v) for v in operands]
+    shapes = [_shape(g, v) for v in operands]
     terms, result = _einsum_terms(text, shapes)
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes):
-        for letter, size in zip(term, shape):
-            if sizes.setdefault(letter, size) != size:
-                raise ModelError(
-                    f"einsum {text!r}: index {letter!r} has the sizes {sizes[letter]} and {size}"
-                )
+        for letter, length in zip(term, shape):
+            if sizes.setdefault(letter, length) != length:
+                raise ModelError(f"einsum {text!r}: index {letter!r} has sizes {sizes[letter]} and {length}")
     if len(operands) == 1:
         x, term = _sum_letters(g, operands[0], terms[0], set(result))
         return g.transpose(_variable(x), tuple(term.index(letter) for letter in result))
@@ -276,7 +274,7 @@ def _einsum(context: Context, *operands: Value) -> Value:
     front = tuple(sizes[k] for k in batch)
     a = _moved(g, a, first, batch + rows + inner, (*front, size(rows), size(inner)))
     b = _moved(g, b, second, batch + inner + columns, (*front, size(inner), size(columns)))
-    y = g.reshape(_matmul(context, a, b), tuple(sizes[k] for k in batch + rows + columns))
+    y = g.reshape(_product_of_matrices(g, a, b), tuple(sizes[k] for k in batch + rows + columns))
     return g.transpose(y, tuple((batch + rows + columns).index(letter) for letter in result))
 
 
@@ -287,9 +285,7 @@ def _einsum_terms(text: str, shapes: list[Shape]) -> tuple[list[str], str]:
     if len(terms) != len(shapes) or len(terms) > 2:
         raise ModelError(f"einsum {text!r} with {len(shapes)} operands; one or two are supported")
     spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in text]
-    widths = {
-        len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes) if "..." in term
-    }
+    widths = {len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes) if "..." in term}
     if len(widths) > 1 or any(width < 0 for width in widths):
         raise ModelError(f"einsum {text!r}: the ellipses stand for different numbers of axes")
     dots = "".join(spare[: widths.pop()]) if widths else ""
@@ -311,11 +307,7 @@ def _einsum_terms(text: str, shapes: list[Shape]) -> tuple[list[str], str]:
 def _sum_letters(graph: GraphBuilder, value: Value, term: str, kept: set[str]) -> tuple[Value, str]:
     axes = tuple(i for i, letter in enumerate(term) if letter not in kept)
     if axes:
-        value = (
-            graph.total(value, axes, keep=False)
-            if isinstance(value, int)
-            else np.asarray(value).sum(axis=axes)
-        )
+        value = graph.total(value, axes, keep=False) if isinstance(value, int) else np.asarray(value).sum(axis=axes)
     return value, "".join(letter for letter in term if letter in kept)
 
 
@@ -344,9 +336,7 @@ def _conv(context: Context, x: Value, kernel: Value, bias: Value = None) -> Valu
     return context.graph.add(operator, _variable(x))
 
 
-def _window(
-    context: Context, space: Shape, kernel: Shape
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _window(context: Context, space: Shape, kernel: Shape) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Strides, pads (all fronts, then all backs) and dilations of a convolution or pooling."""
     ones = (1,) * len(kernel)
     strides = tuple(int(v) for v in context.attributes.get("strides", ones))
@@ -410,9 +400,7 @@ def _global_average_pool(context: Context, x: Value) -> Value:
 
 
 @_rule("BatchNormalization")
-def _batch_normalization(
-    context: Context, x: Value, scale: Value, bias: Value, mean: Value, variance: Value
-) -> Value:
+def _batch_normalization(context: Context, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
     if context.attributes.get("training_mode") or context.outputs > 1:
         raise ModelError("training mode depends on the batch; export the model in evaluation mode")
     factor = _real(scale) / torch.sqrt(_real(variance) + float(context.attributes.get("epsilon", 1e-5)))
@@ -434,9 +422,6 @@ def _layer_normalization(context: Context, x: Value, scale: Value, bias: Value =
     steadied = g.scale(variance, 1.0, float(context.attributes.get("epsilon", 1e-5)))
     y = g.product(centred, g.elementwise(Rsqrt(g.label), steadied))
     return g.scale(y, _real(scale), 0.0 if bias is None else _real(bias))
-
-
-# Activations
 
 
 def _activation(make: Callable[[Context], Operator]) -> Rule:
@@ -482,10 +467,24 @@ def _clip(context: Context, x: Value, low: Value = None, high: Value = None) -> 
     return context.graph.elementwise(Clip(least, most), _variable(x))
 
 
-@_rule("Max", "Min")
-def _limit(context: Context, *operands: Value) -> Value:
-    """A variable against one constant number is a clip."""
-    raise ModelError("only as a step of a softmax or on constants")
+@_rule("Max")
+def _max(context: Context, *operands: Value) -> Value:
+    x, limit = _against_number(operands)
+    return context.graph.elementwise(Relu() if limit == 0 else Clip(limit, math.inf), x)
+
+
+@_rule("Min")
+def _min(context: Context, *operands: Value) -> Value:
+    x, limit = _against_number(operands)
+    return context.graph.elementwise(Clip(-math.inf, limit), x)
+
+
+def _against_number(operands: tuple[Value, ...]) -> tuple[int, float]:
+    variables = [v for v in operands if isinstance(v, int)]
+    constants = [v for v in operands if not isinstance(v, int)]
+    if len(variables) != 1 or len(constants) != 1 or _real(constants[0]).numel() != 1:
+        raise ModelError("supported only between a variable and one constant number")
+    return variables[0], float(_real(constants[0]).reshape(()))
 
 
 @_rule("Softmax")
@@ -498,9 +497,6 @@ def _softmax(context: Context, x: Value) -> Value:
     # Before opset 13 everything from the axis on is one distribution.
     flat = g.reshape(_variable(x), (*shape[:axis], math.prod(shape[axis:])))
     return g.reshape(g.elementwise(Softmax(axis), flat), shape)
-
-
-# Reductions
 
 
 def _reduced_axes(context: Context, x: int, given: Value) -> tuple[int, ...]:
@@ -531,9 +527,6 @@ def _reduce_max(context: Context, x: Value, axes: Value = None) -> Value:
         return y
     kept = tuple(size for i, size in enumerate(context.shape(_variable(x))) if i not in chosen)
     return context.graph.reshape(y, kept)
-
-
-# Shapes
 
 
 @_rule("Reshape")
@@ -572,9 +565,7 @@ def _squeeze(context: Context, x: Value, axes: Value = None) -> Value:
     dropped = {i for i, size in enumerate(shape) if size == 1}
     if chosen is not None:
         dropped = {_axis(axis, len(shape)) for axis in chosen}
-    return context.graph.reshape(
-        _variable(x), tuple(size for i, size in enumerate(shape) if i not in dropped)
-    )
+    return context.graph.reshape(_variable(x), tuple(size for i, size in enumerate(shape) if i not in dropped))
 
 
 @_rule("Unsqueeze")
@@ -589,8 +580,8 @@ def _unsqueeze(context: Context, x: Value, axes: Value = None) -> Value:
 
 @_rule("Expand")
 def _expand(context: Context, x: Value, target: Value) -> Value:
-    shape = torch.broadcast_shapes(context.shape(_variable(x)), tuple(_integers(target)))
-    return context.graph.expand(_variable(x), tuple(shape))
+    shape = broadcast(context.shape(_variable(x)), tuple(_integers(target)))
+    return context.graph.expand(_variable(x), shape)
 
 
 @_rule("Concat")
@@ -672,4 +663,4 @@ def _gather(context: Context, x: Value, indices: Value) -> Value:
     if any(not -shape[axis] <= i < shape[axis] for i in positions):
         raise ModelError(f"an index is outside the {shape[axis]} entries of axis {axis}")
     picked = context.graph.add(Gather(axis, torch.tensor([i % shape[axis] for i in positions])), _variable(x))
-    return context.graph.reshape(picked, (*shape[:axis], *np.shape(indices), *shape[axis + 1 :]))
+    return context.graph.reshape(picked, (*shape[:axis], *_shape(context.graph, indices), *shape[axis + 1 :]))

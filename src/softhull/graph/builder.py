@@ -72,9 +72,7 @@ class GraphBuilder:
 
     def linear(self, x: int, matrix: Tensor, left: bool = False) -> int:
         """Product of ``x`` with a constant matrix (or stack of them) on its right, or on its left."""
-        shape = _matmul_shape(
-            *((tuple(matrix.shape), self.shape(x)) if left else (self.shape(x), tuple(matrix.shape)))
-        )
+        shape = _matmul_shape(*((tuple(matrix.shape), self.shape(x)) if left else (self.shape(x), tuple(matrix.shape))))
         return self.add(Linear(matrix, None, left), x, shape=shape)
 
     def matmul(self, x: int, y: int) -> int:

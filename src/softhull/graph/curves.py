@@ -1,9 +1,9 @@
 """Sound lines under and over a smooth scalar function.
 
-One idea serves every curve: choose a slope, then take the best offset that is sound for it. Below a function that
-is convex on one segment and concave around it, the offset is decided at three points, the two ends of the interval
-and the point of the segment where the tangent has that slope. So any tangent point gives a sound line, and the search
-for a good one needs no care. Lines over a function are lines under its negative.
+One idea serves every curve: choose a slope, then take the best offset that is sound for it. Below a function
+that is convex on one segment and concave around it, the offset is decided at three points: the two ends of
+the interval and the point of the segment where the tangent has that slope. So any tangent point gives a sound
+line, and the search for a good one needs no care. Lines over a function are lines under its negative.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .operator import Elementwise, Lines
 Function = Callable[[Tensor], Tensor]
 Segment = tuple[Tensor, Tensor]
 
-_ULPS = 8  # rounding of value, slope and offset together, in units of the terms of the offset
+_ULPS = 8  # rounding of a value and of an offset, in units of their terms
 
 
 class Curve(Elementwise):
@@ -31,11 +31,16 @@ class Curve(Elementwise):
 
     @abstractmethod
     def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        """The part of the line where the function is convex, and concave around it within ``[lower, upper]``."""
+        """Where the function is convex; within ``[lower, upper]`` it is concave around that."""
 
     @abstractmethod
     def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        """The part of the line where the function is concave, and convex around it within ``[lower, upper]``."""
+        """Where the function is concave; within ``[lower, upper]`` it is convex around that."""
+
+    def rounding(self, x: Tensor, y: Tensor) -> Tensor:
+        """More than the error of ``y`` as the computed value at ``x``."""
+        limits = torch.finfo(y.dtype)
+        return _ULPS * limits.eps * y.abs() + limits.tiny * (1 + x.abs())
 
     def _check(self, lower: Tensor, upper: Tensor) -> None:
         """Raise DomainError where the interval leaves the domain."""
@@ -46,35 +51,15 @@ class Curve(Elementwise):
         The default touches the envelope of the function over the midpoint, which has the least area.
         """
         self._check(lower, upper)
-        below = _line_below(
-            self.value,
-            self.derivative,
-            lower,
-            upper,
-            self.convex(lower, upper),
-            None if free is None else free[0],
-        )
-        above = _line_below(
-            lambda x: -self.value(x),
-            lambda x: -self.derivative(x),
-            lower,
-            upper,
-            self.concave(lower, upper),
-            None if free is None else free[1],
-        )
+        below = _line_below(self, 1, lower, upper, None if free is None else free[0])
+        above = _line_below(self, -1, lower, upper, None if free is None else free[1])
         return Lines(below[0], below[1], -above[0], -above[1])
 
     def start(self, lower: Tensor, upper: Tensor) -> Tensor:
         middle = lower + (upper - lower) / 2
         found = []
-        for sign, segment in ((1, self.convex(lower, upper)), (-1, self.concave(lower, upper))):
-            first, last, _ = _tangent_points(
-                lambda x, sign=sign: sign * self.value(x),  # type: ignore[misc]
-                lambda x, sign=sign: sign * self.derivative(x),  # type: ignore[misc]
-                lower,
-                upper,
-                segment,
-            )
+        for sign in (1, -1):
+            first, last, _ = _tangent_points(self, sign, lower, upper)
             room = last - first
             wide = room > 0
             share = (middle - first) / torch.where(wide, room, torch.ones_like(room))
@@ -98,70 +83,59 @@ def right_of(point: float, lower: Tensor) -> Segment:
     return torch.full_like(lower, point), torch.full_like(lower, torch.inf)
 
 
-def _line_below(
-    f: Function, slope_of: Function, lower: Tensor, upper: Tensor, segment: Segment, free: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Slope and offset of a line that is nowhere above ``f`` on ``[lower, upper]``."""
-    first, last, tangent = _tangent_points(f, slope_of, lower, upper, segment)
+def _line_below(curve: Curve, sign: int, lower: Tensor, upper: Tensor, free: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Slope and offset of a line that is nowhere above ``sign`` times the curve on ``[lower, upper]``."""
+    first, last, tangent = _tangent_points(curve, sign, lower, upper)
     middle = lower + (upper - lower) / 2
     point = middle.clamp(first, last) if free is None else first + free * (last - first)
-    with (
-        torch.no_grad()
-    ):  # a tangent too steep for the number format is no choice, nor may its gradient be asked
-        steep = ~(f(point).isfinite() & slope_of(point).isfinite())
+    with torch.no_grad():  # where a tangent is too steep for the number format its gradient must not be asked for
+        steep = ~(curve.value(point).isfinite() & curve.derivative(point).isfinite())
     point = torch.where(steep, lower, point)
-    at_lower, at_upper = f(lower), f(upper)
-    slope = torch.where(tangent, slope_of(point), _chord(f, slope_of, lower, upper))
-    offset = torch.minimum(
-        torch.minimum(_offset(at_lower, slope, lower), _offset(at_upper, slope, upper)),
-        _offset(f(point), slope, point),
-    )
-    # An end where f overflows leaves no line of finite slope: fall back to a constant.
+    slope = torch.where(tangent, sign * curve.derivative(point), sign * _chord(curve, lower, upper))
+
+    def offset_at(x: Tensor) -> Tensor:
+        y, rise = curve.value(x), slope * x
+        return sign * y - rise - curve.rounding(x, y) - _ULPS * torch.finfo(y.dtype).eps * (y.abs() + rise.abs())
+
+    offset = torch.minimum(torch.minimum(offset_at(lower), offset_at(upper)), offset_at(point))
+    # An end where the curve overflows leaves no line of finite slope: fall back to a constant.
     finite = slope.isfinite() & offset.isfinite()
-    flat = torch.minimum(at_lower, at_upper)
-    flat = flat - _ULPS * torch.finfo(flat.dtype).eps * flat.abs()
+    least, most = curve.interval((lower, upper))
+    flat = (least if sign > 0 else -most) - torch.maximum(curve.rounding(lower, least), curve.rounding(upper, most))
     return torch.where(finite, slope, torch.zeros_like(slope)), torch.where(finite, offset, flat)
 
 
-def _offset(y: Tensor, slope: Tensor, x: Tensor) -> Tensor:
-    """``y - slope*x``, lowered by more than its rounding error."""
-    rise = slope * x
-    return y - rise - _ULPS * torch.finfo(y.dtype).eps * (y.abs() + rise.abs())
-
-
-def _chord(f: Function, slope_of: Function, lower: Tensor, upper: Tensor) -> Tensor:
+def _chord(curve: Curve, lower: Tensor, upper: Tensor) -> Tensor:
     """Slope from end to end; the derivative in the middle where the ends are too close to tell."""
     width = upper - lower
     middle = lower + width / 2
-    tiny = torch.finfo(lower.dtype).eps ** 0.5 * (1 + middle.abs())
-    near = width <= tiny
-    steep = (f(upper) - f(lower)) / torch.where(near, torch.ones_like(width), width)
-    return torch.where(near, slope_of(middle), steep)
+    near = width <= torch.finfo(lower.dtype).eps ** 0.5 * (1 + middle.abs())
+    rise = curve.value(upper) - curve.value(lower)
+    return torch.where(near, curve.derivative(middle), rise / torch.where(near, torch.ones_like(width), width))
 
 
 @torch.no_grad()
-def _tangent_points(
-    f: Function, slope_of: Function, lower: Tensor, upper: Tensor, segment: Segment
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The range ``[first, last]`` of tangent points whose tangent passes below both ends, and where there is one.
+def _tangent_points(curve: Curve, sign: int, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The range ``[first, last]`` of points whose tangent passes below both ends, and where there is one.
 
-    Where there is none the chord is the best line below, and the range holds points of the interval all the same.
+    Where there is none the chord is the best line below, and the range holds an end of the interval.
     """
+    segment = curve.convex(lower, upper) if sign > 0 else curve.concave(lower, upper)
     left, right = torch.maximum(segment[0], lower), torch.minimum(segment[1], upper)
     inside = left <= right
     left = torch.where(inside, left, lower)
     right = torch.where(inside, right, lower)
 
     def excess(point: Tensor, end: Tensor, at_end: Tensor) -> Tensor:
-        return f(point) + slope_of(point) * (end - point) - at_end
+        return sign * (curve.value(point) + curve.derivative(point) * (end - point) - at_end)
 
     last, last_found = right, torch.ones_like(inside)
     if bool((inside & (right < upper)).any()):
-        at_upper = f(upper)
+        at_upper = curve.value(upper)
         last, last_found = _sound_root(lambda t: excess(t, upper, at_upper), left, right)
     first, first_found = left, torch.ones_like(inside)
     if bool((inside & (left > lower)).any()):
-        at_lower = f(lower)
+        at_lower = curve.value(lower)
         first, first_found = _sound_root(lambda t: excess(t, lower, at_lower), right, left)
     # A tangent at an end of the interval lies below that end by definition, whatever rounding says.
     last = torch.where(right == upper, right, last)
@@ -173,7 +147,7 @@ def _tangent_points(
 
 
 def _sound_root(g: Function, sound: Tensor, unsound: Tensor) -> tuple[Tensor, Tensor]:
-    """The point nearest to ``unsound`` with ``g <= 0``, for ``g`` monotone between; False where there is none."""
+    """The point nearest to ``unsound`` with ``g <= 0`` for monotone ``g``, and where there is one."""
     whole = g(unsound) <= 0
     found = whole | (g(sound) <= 0)
     a, b = sound, torch.where(whole, sound, unsound)

@@ -13,7 +13,8 @@ def refuse(bad: Tensor, lower: Tensor, upper: Tensor, what: str, label: str) -> 
         return
     where = tuple(int(i) for i in bad.nonzero()[0])
     place = f"node {label!r}: " if label else ""
+    interval = f"[{float(lower[where]):.4g}, {float(upper[where]):.4g}]"
     raise DomainError(
-        f"{place}{what} of the interval [{float(lower[where]):.4g}, {float(upper[where]):.4g}] at index {where}"
+        f"{place}{what} of the interval {interval} at index {where}"
         " is not defined; a smaller perturbation or tighter bounds may avoid it"
     )

@@ -12,7 +12,7 @@ from .operator import Operator, Shape
 
 @dataclass(frozen=True)
 class Node:
-    """One operator applied to earlier values. ``inputs`` are positions in ``Graph.nodes``; -1 is the network input."""
+    """One operator on earlier values: ``inputs`` are positions in ``Graph.nodes``, -1 is the network input."""
 
     operator: Operator
     inputs: tuple[int, ...]

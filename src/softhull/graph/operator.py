@@ -73,10 +73,10 @@ class Affine(Operator):
         ``<coefficients, value(x_1, ...)> = sum_i <returned_i, x_i> + constant`` exactly.
         The default transposes ``value`` by automatic differentiation; hot operators override it.
         """
-        S, B = coefficients.shape[:2]
+        S, B = coefficients.shape[0], coefficients.shape[1]
         flat = coefficients.reshape((S * B, *coefficients.shape[2:]))
         zeros = tuple(flat.new_zeros(1).expand((S * B, *shape)) for shape in shapes)
-        at_zero, transpose = torch.func.vjp(self.value, *zeros)
+        at_zero, transpose = torch.func.vjp(self.value, *zeros)[:2]
         constant = (flat * at_zero).flatten(1).sum(1).reshape(S, B)
         back = tuple(g.reshape((S, B, *shape)) for g, shape in zip(transpose(flat), shapes))
         return back, constant
@@ -120,7 +120,8 @@ class Bilinear(Operator):
 
     @abstractmethod
     def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
-        """The gradient of ``<coefficients, value(x, y)>`` in input ``side`` (0: x, 1: y), given the other input.
+        """The gradient of ``<coefficients, value(x, y)>`` in input ``side`` (0: x, 1: y), given the other.
 
-        ``coefficients [S, B, *out]`` and ``other [S, B, *shape]`` (broadcastable) give ``[S, B, *shape of side]``.
+        ``coefficients [S, B, *out]`` and ``other [S, B, *shape]`` (broadcastable) give ``[S, B, *shape]`` of
+        that side.
         """

@@ -1,7 +1,7 @@
 """Rewriting a graph into fewer operators that are relaxed more tightly; the function computed stays the same.
 
-Files spell one idea in many ways: a softmax as five operators, a gelu as four. Relaxed one by one they lose what the
-idea as a whole knows. Each rule below recognises one spelling.
+Files spell one idea in many ways: a softmax as five operators, a gelu as four. Relaxed one by one they lose
+what the idea as a whole knows. Each rule below recognises one spelling.
 """
 
 from __future__ import annotations
@@ -78,14 +78,12 @@ def simplify(graph: Graph) -> Graph:
             builder.label = node.label
             steps = next((found for rule in RULES if (found := rule(view, node)) is not None), None)
             if steps is None:
-                position[index] = builder.add(
-                    node.operator, *(position[i] for i in node.inputs), shape=node.shape
-                )
+                position[index] = builder.add(node.operator, *(position[i] for i in node.inputs), shape=node.shape)
                 continue
             changed = True
             previous = position[node.inputs[0]] if not steps else -1
             for step in steps:
-                inputs = (previous if i == PREVIOUS else position[i] for i in step.inputs)
+                inputs = tuple(previous if i == PREVIOUS else position[i] for i in step.inputs)
                 previous = builder.add(step.operator, *inputs)
             position[index] = previous
         if not changed:
@@ -266,9 +264,7 @@ def _rsqrt(view: View, node: Node) -> list[Step] | None:
     if inner is None:
         return None
     kinds = (type(node.operator), type(inner.operator))
-    return (
-        [Step(Rsqrt(node.label), inner.inputs)] if kinds in ((Reciprocal, Sqrt), (Sqrt, Reciprocal)) else None
-    )
+    return [Step(Rsqrt(node.label), inner.inputs)] if kinds in ((Reciprocal, Sqrt), (Sqrt, Reciprocal)) else None
 
 
 def _centre(view: View, node: Node) -> list[Step] | None:
@@ -277,9 +273,7 @@ def _centre(view: View, node: Node) -> list[Step] | None:
         return None
     x, y = node.inputs
     spread = view.node(y)
-    mean = (
-        view.node(spread.inputs[0]) if spread is not None and isinstance(spread.operator, Expand) else spread
-    )
+    mean = view.node(spread.inputs[0]) if spread is not None and isinstance(spread.operator, Expand) else spread
     if mean is None or not isinstance(mean.operator, Sum) or mean.inputs != (x,):
         return None
     axes = mean.operator.axes

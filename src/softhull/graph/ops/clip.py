@@ -27,7 +27,7 @@ class Clip(Elementwise):
         return self.value(lower), self.value(upper)
 
     def lines(self, lower: Tensor, upper: Tensor, free: Tensor | None = None) -> Lines:
-        """Below: from the lower kink with a share ``free[0]`` of the steepest slope; above: from the upper kink."""
+        """Below: from the lower kink with the share ``free[0]`` of the steepest slope; above likewise."""
         free = self.start(lower, upper) if free is None else free
         slope, offset = _line_below_clip(lower, upper, self.least, self.most, free[0])
         # Turned by 180 degrees the same function clips at -most and -least.
@@ -39,18 +39,14 @@ class Clip(Elementwise):
         return torch.stack(((middle > self.least).to(lower), (middle < self.most).to(lower)))
 
 
-def _line_below_clip(
-    lower: Tensor, upper: Tensor, least: float, most: float, share: Tensor
-) -> tuple[Tensor, Tensor]:
+def _line_below_clip(lower: Tensor, upper: Tensor, least: float, most: float, share: Tensor) -> tuple[Tensor, Tensor]:
     """Any line from the pivot, the lower kink or the left end beyond it, that stays below the right end."""
     pivot = lower.clamp(min=least)
     start, end = pivot.clamp(max=most), upper.clamp(least, most)
     ahead = upper > pivot
-    steepest = torch.where(
-        ahead, (end - start) / torch.where(ahead, upper - pivot, torch.ones_like(upper)), 0.0
-    )
-    steepest = steepest.clamp(0, 1)
-    # With the kink outside the interval the chord is best; flatter lines serve only on the side left of the kink.
+    run = torch.where(ahead, upper - pivot, torch.ones_like(upper))
+    steepest = torch.where(ahead, (end - start) / run, torch.zeros_like(run)).clamp(0, 1)
+    # With the kink outside the interval the chord is best; flatter lines serve only left of the kink.
     slope = torch.where(lower < least, steepest * share, steepest)
     rounding = 8 * torch.finfo(lower.dtype).eps
     at_pivot = start - slope * pivot - rounding * (start.abs() + (slope * pivot).abs())

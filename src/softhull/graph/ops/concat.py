@@ -23,8 +23,7 @@ class Concat(Monotone):
         batch = inputs[0].shape[0]
         variable = iter(inputs)
         pieces = [
-            next(variable) if part is None else part.to(inputs[0]).expand((batch, *part.shape))
-            for part in self.parts
+            next(variable) if part is None else part.to(inputs[0]).expand((batch, *part.shape)) for part in self.parts
         ]
         return torch.cat(pieces, dim=self.axis + 1)
 

@@ -21,7 +21,7 @@ _TRANSPOSED: tuple[Callable[..., Tensor], ...] = (
 
 @dataclass(frozen=True)
 class Conv(Affine):
-    """Convolution of ``[N, C, *space]``; ``pads`` holds zeros to add in front, then behind, each per space axis."""
+    """Convolution of ``[N, C, *space]``; ``pads`` counts zeros in front for all space axes, then behind."""
 
     name: ClassVar[str] = "Conv"
     kernel: Tensor

@@ -24,6 +24,4 @@ class Gather(Monotone):
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         leading = coefficients.shape[:2]
         zeros = coefficients.new_zeros((*leading, *shapes[0]))
-        return (zeros.index_add(self.axis + 2, self.positions, coefficients),), coefficients.new_zeros(
-            leading
-        )
+        return (zeros.index_add(self.axis + 2, self.positions, coefficients),), coefficients.new_zeros(leading)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..broadcast import align, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 
-# The interval rule forms all scalar products of a block of the inner dimension at once; a block has this many.
+# The interval rule forms the scalar products of a block of the inner dimension at once, at most this many.
 _BLOCK = 1 << 24
 
 

@@ -25,7 +25,7 @@ class Relu(Elementwise):
         return lower.clamp(min=0), upper.clamp(min=0)
 
     def lines(self, lower: Tensor, upper: Tensor, free: Tensor | None = None) -> Lines:
-        """Upper line: the chord. Lower line: through the origin with slope ``free[0]`` where the sign is open."""
+        """Above: the chord. Below: through the origin with slope ``free[0]`` where the sign is open."""
         return _kinked_lines(lower, upper, 0.0, self.start(lower, upper) if free is None else free)
 
     def start(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class LeakyRelu(Elementwise):
         free = self.start(lower, upper) if free is None else free
         if self.slope <= 1:
             return _kinked_lines(lower, upper, self.slope, free)
-        # Steeper on the left: x -> -f(x) = slope' * (-x) is the convex case mirrored in both axes.
+        # Steeper on the left the function is concave: chord below, support above.
         mirrored = _kinked_lines(lower, upper, self.slope, free.flip(0))
         return Lines(mirrored.upper_slope, mirrored.upper_offset, mirrored.lower_slope, mirrored.lower_offset)
 
@@ -67,18 +67,18 @@ class LeakyRelu(Elementwise):
 def _kinked_lines(lower: Tensor, upper: Tensor, left: float, free: Tensor) -> Lines:
     """Support through the kink and chord of the function with slopes ``left`` and 1 around 0.
 
-    With ``left <= 1`` the support is below and the chord above; with ``left > 1`` the other way round, and the
-    result's names are exchanged.
+    With ``left <= 1`` the support is below and the chord above; with ``left > 1`` it is the other way round
+    and the names in the result are exchanged.
     """
     below, above = upper <= 0, lower >= 0
     crossing = ~(below | above)
     zero, one = torch.zeros_like(lower), torch.ones_like(lower)
-    width = torch.where(crossing, upper - lower, one)
     fixed = torch.where(above, one, one * left)
     support = torch.where(crossing, left + (1 - left) * free[0], fixed)
-    chord = torch.where(crossing, (upper - left * lower) / width, fixed)
-    # (upper - chord*upper) lifted by its own rounding error.
-    rounding = 4 * torch.finfo(lower.dtype).eps
+    chord = torch.where(crossing, (upper - left * lower) / torch.where(crossing, upper - lower, one), fixed)
     outward = 1 if left <= 1 else -1
-    lift = upper * (1 - chord) + outward * rounding * (upper + chord.abs() * upper)
-    return Lines(support, zero, chord, torch.where(crossing, lift, zero))
+    rounding = outward * 8 * torch.finfo(lower.dtype).eps
+    at_upper = upper - chord * upper + rounding * (upper.abs() + (chord * upper).abs())
+    at_lower = left * lower - chord * lower + rounding * ((left * lower).abs() + (chord * lower).abs())
+    offset = torch.maximum(at_lower, at_upper) if outward > 0 else torch.minimum(at_lower, at_upper)
+    return Lines(support, zero, chord, torch.where(crossing, offset, zero))

@@ -1,0 +1,85 @@
+"""Every elementwise operator with an exact reference and the intervals it must answer for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flint import arb
+from torch import Tensor
+
+from softhull.graph.operator import Elementwise
+from softhull.graph.ops.clip import Clip
+from softhull.graph.ops.erf import Erf
+from softhull.graph.ops.exp import Exp
+from softhull.graph.ops.gelu import Gelu
+from softhull.graph.ops.log import Log
+from softhull.graph.ops.reciprocal import Reciprocal
+from softhull.graph.ops.relu import LeakyRelu, Relu
+from softhull.graph.ops.rsqrt import Rsqrt
+from softhull.graph.ops.sigmoid import Sigmoid
+from softhull.graph.ops.sqrt import Sqrt
+from softhull.graph.ops.square import Square
+from softhull.graph.ops.tanh import Tanh
+
+
+def _clip(x: arb, least: float, most: float) -> arb:
+    return arb.max(arb.min(x, arb(most)), arb(least))
+
+
+def _leaky(x: arb, slope: float) -> arb:
+    return x if x >= 0 else x * arb(slope)
+
+
+@dataclass(frozen=True)
+class Case:
+    operator: Elementwise
+    exact: Callable[[arb], arb]
+    domain: str = "all"  # "positive", "nonzero"
+    largest: float = 1e3  # beyond which the function overflows
+
+    @property
+    def name(self) -> str:
+        return repr(self.operator)
+
+
+CASES = (
+    Case(Relu(), lambda x: _leaky(x, 0.0)),
+    Case(LeakyRelu(0.0078125), lambda x: _leaky(x, 0.0078125)),
+    Case(LeakyRelu(-0.5), lambda x: _leaky(x, -0.5)),
+    Case(LeakyRelu(3.0), lambda x: _leaky(x, 3.0)),
+    Case(Clip(0.0, 6.0), lambda x: _clip(x, 0.0, 6.0)),
+    Case(Clip(-1.0, 1.0), lambda x: _clip(x, -1.0, 1.0)),
+    Case(Clip(-2.5, float("inf")), lambda x: arb.max(x, arb(-2.5))),
+    Case(Clip(-float("inf"), 0.3), lambda x: arb.min(x, arb(0.3))),
+    Case(Sigmoid(), lambda x: 1 / (1 + (-x).exp())),
+    Case(Tanh(), lambda x: x.tanh()),
+    Case(Erf(), lambda x: x.erf()),
+    Case(Gelu(), lambda x: x / 2 * (1 + (x * arb(Gelu().gain)).erf())),
+    Case(Gelu(0.5), lambda x: x / 2 * (1 + (x / 2).erf())),
+    Case(Exp(), lambda x: x.exp(), largest=40.0),
+    Case(Square(), lambda x: x * x),
+    Case(Log(), lambda x: x.log(), "positive"),
+    Case(Sqrt(), lambda x: x.sqrt(), "positive"),
+    Case(Rsqrt(), lambda x: 1 / x.sqrt(), "positive"),
+    Case(Reciprocal(), lambda x: 1 / x, "nonzero"),
+)
+
+
+def intervals(case: Case, rng: np.random.Generator, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Random intervals of all scales inside the domain: wide, tiny, one point, far out, around the bends."""
+    centre = rng.normal(size=count) * 10.0 ** rng.uniform(-3, 1.5, size=count)
+    width = 10.0 ** rng.uniform(-13, 2.5, size=count)
+    width[rng.random(count) < 0.1] = 0
+    share = rng.random(count)
+    lower, upper = centre - share * width, centre + (1 - share) * width
+    lower, upper = np.clip(lower, -case.largest, case.largest), np.clip(upper, -case.largest, case.largest)
+    if case.domain != "all":
+        lower, upper = np.abs(centre) + 1e-6, np.abs(centre) + 1e-6 + width
+    if case.domain == "nonzero":
+        mirrored = rng.random(count) < 0.5
+        lower, upper = np.where(mirrored, -upper, lower), np.where(mirrored, -lower, upper)
+    a, b = torch.from_numpy(lower).to(dtype), torch.from_numpy(upper).to(dtype)
+    return torch.minimum(a, b), torch.maximum(a, b)
