@@ -43,10 +43,7 @@ def refuse(bad: Array, message: str, **values: Array) -> None:
         return
     first = int(xp.argmax(xp.astype(xp.reshape(bad, (-1,)), xp.int64)))
     index = tuple(int(i) for i in np.unravel_index(first, bad.shape))
-    found = {
-        name: float(xp.reshape(xp.broadcast_to(value, bad.shape), (-1,))[first])
-        for name, value in values.items()
-    }
+    found = {name: float(xp.reshape(xp.broadcast_to(value, bad.shape), (-1,))[first]) for name, value in values.items()}
     where = ", ".join(f"{name} = {value!r}" for name, value in found.items())
     raise InvalidInput(f"{message} at index {index}: {where}")
 
@@ -114,9 +111,7 @@ def make_box(lower: Array, upper: Array, differences: tuple[Any, Any] | None = N
     named = {"lower": lower, "upper": upper}
     if differences is not None:
         if not isinstance(differences, list | tuple) or len(differences) != 2:
-            raise InvalidInput(
-                "differences must be a pair (lower, upper) of arrays [..., j, k] bounding x_j - x_k"
-            )
+            raise InvalidInput("differences must be a pair (lower, upper) of arrays [..., j, k] bounding x_j - x_k")
         named |= {"differences[0]": differences[0], "differences[1]": differences[1]}
     arrays = as_arrays(**named)
     lower, upper = arrays["lower"], arrays["upper"]
@@ -178,9 +173,7 @@ def place_inside(box: Box, at: Array, name: str = "at") -> Array:
     xp = namespace(box.lower)
     at = as_arrays(**{name: at, "lower": box.lower})[name]
     if not len(at.shape) or at.shape[-1] != box.size:
-        raise InvalidInput(
-            f"{name} must have {box.size} entries on its last axis, got shape {tuple(at.shape)}"
-        )
+        raise InvalidInput(f"{name} must have {box.size} entries on its last axis, got shape {tuple(at.shape)}")
     broadcast_shape(**{name: at, "lower": box.lower})
     placed = box.place(at)
     lower, upper = box.lower + box.shift, box.upper + box.shift

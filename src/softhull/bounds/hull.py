@@ -30,9 +30,7 @@ from .share_envelope import Rectangle, best_slopes, touching_value
 from .sigmoid_envelope import concave_envelope
 
 
-def hull_upper(
-    box: Box, at: Array, outputs: Array | None = None, tangent: Array | None = None
-) -> LowRankPlanes:
+def hull_upper(box: Box, at: Array, outputs: Array | None = None, tangent: Array | None = None) -> LowRankPlanes:
     """Concave upper bound: the concave envelope of the sigmoid at the log-odds; never above U_LSE.
 
     ``tangent`` (one log-odds value per output) is free: where on the envelope the plane touches.
@@ -72,9 +70,7 @@ def hull_lower(
         share = xp.exp(xp.max(rest, axis=-1) - logsumexp(rest))
         theta = one if box.size == 2 else _best_weight(share, pick(box.half_width, other))
         references = [(other, nothing), (other, theta), (other, one), (k, one)]
-        candidates.append(
-            _best_row([_one_row(_relative(box, at, *reference), k) for reference in references], k)
-        )
+        candidates.append(_best_row([_one_row(_relative(box, at, *reference), k) for reference in references], k))
     return _merge(candidates, at)
 
 
@@ -220,9 +216,7 @@ def _common_rows(terms: Terms, alpha: Array | None = None, gamma: Array | None =
 
 def _rest_dot(rows: RestRows, direction: Array) -> Array:
     xp = namespace(direction)
-    return (
-        xp.matmul(rows.left, xp.matmul(rows.right, direction[..., None]))[..., 0] + rows.diagonal * direction
-    )
+    return xp.matmul(rows.left, xp.matmul(rows.right, direction[..., None]))[..., 0] + rows.diagonal * direction
 
 
 def _range_of_rows(terms: Terms, rows: RestRows, steepness: Array, log_s: Array) -> tuple[Array, Array]:
@@ -240,9 +234,7 @@ def _range_of_rows(terms: Terms, rows: RestRows, steepness: Array, log_s: Array)
     theta, h_J = pick(terms.weights, J)[..., None], pick(h, J)[..., None]
     slope_J = xp.sum(rows.left * pick(rows.right, J[..., None])[..., None, :], axis=-1)
     slope_J = slope_J + xp.where(one_hot(J, h), rows.diagonal, xp.zeros_like(rows.diagonal))
-    radius = (
-        _rest_dot(rows, h + xp.zeros_like(log_s)) - slope_J * h_J + xp.abs(slope_J - theta * steepness) * h_J
-    )
+    radius = _rest_dot(rows, h + xp.zeros_like(log_s)) - slope_J * h_J + xp.abs(slope_J - theta * steepness) * h_J
     exponent = leave_one_out_logsumexp(terms.middle_log_chord) - log_s
     usable = single & ~rows.steep & (exponent < cap)
     return xp.exp(clip(exponent, -cap, cap)), xp.where(usable, radius, xp.full_like(radius, xp.inf))
@@ -319,6 +311,4 @@ def _merge(candidates: list[Candidate], at: Array) -> LowRankPlanes:
         steep = steep | (mine & candidate.steep)
         left.append(xp.where(mine[..., None], candidate.left, xp.zeros_like(candidate.left)))
         right.append(xp.broadcast_to(candidate.right, (*value.shape[:-1], *candidate.right.shape[-2:])))
-    return LowRankPlanes(
-        at, value, diagonal, xp.concat(left, axis=-1), xp.concat(right, axis=-2), steep=steep
-    )
+    return LowRankPlanes(at, value, diagonal, xp.concat(left, axis=-1), xp.concat(right, axis=-2), steep=steep)

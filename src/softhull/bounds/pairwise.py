@@ -30,9 +30,7 @@ def pairwise_planes(box: Box, at: Array, outputs: Array | None, rule: Rule) -> R
         own = xp.arange(box.size, dtype=xp.int64, device=device(at)) == k[:, None]
         lower, upper = _intervals(box, k)
         d = at[..., None, :] - xp.take(at, k, axis=-1)[..., None]
-        inside = clip(
-            d, lower, upper
-        )  # with difference bounds the differences at a point of the box may leave them
+        inside = clip(d, lower, upper)  # with difference bounds the differences at a point of the box may leave them
         value, derivative, steep = rule(inside, lower, upper, own)
         derivative = xp.where(own | steep[..., None], xp.zeros_like(derivative), derivative)
         value = value + xp.vecdot(derivative, d - inside)

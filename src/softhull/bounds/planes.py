@@ -35,9 +35,7 @@ class Planes(ABC):
     def compose_right(self, direction: Array) -> Array:
         """``A @ direction`` for a direction ``[..., K]``: how fast every plane rises along it."""
         xp = namespace(direction)
-        return xp.concat(
-            self._chunks(lambda i, j: xp.vecdot(self.rows(i, j), direction[..., None, :])), axis=-1
-        )
+        return xp.concat(self._chunks(lambda i, j: xp.vecdot(self.rows(i, j), direction[..., None, :])), axis=-1)
 
     def compose_left(self, coefficients: Array) -> tuple[Array, Array]:
         """``(c @ A, c . b)`` for coefficients ``c [..., O]``: the combination of the planes, one affine function."""
@@ -98,7 +96,7 @@ class LowRankPlanes(Planes):
         xp = namespace(self.right)
         own = self.diagonal[..., start:stop, None]
         low_rank = xp.matmul(self.left[..., start:stop, :], self.right)
-        return low_rank + xp.where(self._own()[start:stop], own, xp.zeros_like(own))
+        return low_rank + xp.where(self._own()[start:stop, :], own, xp.zeros_like(own))
 
     def compose_right(self, direction: Array) -> Array:
         xp = namespace(direction)

@@ -71,9 +71,7 @@ def _mixture(where: Rectangle, t: Array) -> Mixture:
     e_t, e_b = half_t * half_t, half_b * half_b
     root_gamma = (share_t * half_t + share_b * half_b) / (1 + share_t * e_t + share_b * e_b)
     s1 = half_t / root_gamma - e_t
-    s1 = clip(
-        s1, maximum(s_lo, (1 - share_b * s_hi) / share_t), minimum(s_hi, (1 - share_b * s_lo) / share_t)
-    )
+    s1 = clip(s1, maximum(s_lo, (1 - share_b * s_hi) / share_t), minimum(s_hi, (1 - share_b * s_lo) / share_t))
     s2 = clip((1 - share_t * s1) / share_b, s_lo, s_hi)
     p1, p2 = e_t / (e_t + s1), e_b / (e_b + s2)
     slope1 = p1 * (1 - p1)

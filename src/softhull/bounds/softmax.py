@@ -71,9 +71,7 @@ def softmax_planes(
     row = find_bound(bound)
     known = {name for side in (row.lower, row.upper) if side for name in side.free}
     if unknown := sorted(set(free) - known):
-        raise InvalidInput(
-            f"bound {bound!r} has no free parameter {unknown[0]!r}; it has: {sorted(known) or 'none'}"
-        )
+        raise InvalidInput(f"bound {bound!r} has no free parameter {unknown[0]!r}; it has: {sorted(known) or 'none'}")
     given = {name: as_arrays(**{name: value, "lower": box.lower})[name] for name, value in free.items()}
 
     def planes(side: Side | None, from_below: bool) -> Any:
@@ -119,15 +117,11 @@ def _evaluate(
 ) -> Planes:
     """Value and planes of one side at one point, for the chosen outputs."""
     if side.parts:
-        usable = [
-            part for part in side.parts if part.only_for in (None, box.size) and box.size > 1 or box.size == 1
-        ]
+        usable = [part for part in side.parts if box.size == 1 or part.only_for in (None, box.size)]
         parts = [_evaluate(part, name, box, at, outputs, from_below, {}, flatten) for part in usable]
         return choose(parts, largest=from_below)
     if side.only_for is not None and box.size not in (1, side.only_for):
-        raise InvalidInput(
-            f"bound {name!r} is defined for K = {side.only_for} only, not for K = {box.size}; use 'lse'"
-        )
+        raise InvalidInput(f"bound {name!r} is defined for K = {side.only_for} only, not for K = {box.size}; use 'lse'")
     if box.differences is not None and not side.in_differences:
         forms = [
             _evaluate(replace(side, in_differences=True), name, form, at, outputs, from_below, free, flatten)

@@ -51,9 +51,7 @@ def _running_average(log_weight: Array, c: Array) -> Average:
     xp = namespace(c)
     step, K = 1, int(c.shape[-1])
     while step < K:
-        weight, mean = _join(
-            (log_weight[..., :-step], c[..., :-step]), (log_weight[..., step:], c[..., step:])
-        )
+        weight, mean = _join((log_weight[..., :-step], c[..., :-step]), (log_weight[..., step:], c[..., step:]))
         log_weight = xp.concat([log_weight[..., :step], weight], axis=-1)
         c = xp.concat([c[..., :step], mean], axis=-1)
         step *= 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,8 +21,7 @@ def from_torch(module: torch.nn.Module, example: Tensor) -> Network:
     training = module.training
     try:
         module.eval()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             program = torch.onnx.export(module, (example,), dynamo=True, verbose=False)
             if program is None:
                 raise ModelError(f"torch module {name}: torch could not export it to ONNX")
@@ -34,3 +36,17 @@ def from_torch(module: torch.nn.Module, example: Tensor) -> Network:
     finally:
         module.train(training)
     return parse_onnx(content, f"torch module {name}", None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter talks about packages that are not installed and calls it makes to itself; nobody asked."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
