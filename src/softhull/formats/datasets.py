@@ -1,0 +1,160 @@
+"""Inputs and labels from files: npz, IDX (MNIST) and the binary batches of CIFAR-10."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from ..errors import DatasetError
+
+LARGEST_ARRAY = 1 << 30  # bytes
+
+_CIFAR_RECORD = 1 + 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs as they stand in the file, and one label for each."""
+
+    raw: np.ndarray
+    y: np.ndarray
+    path: str
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    @property
+    def x(self) -> np.ndarray:
+        """All inputs in float64; bytes are divided by 255."""
+        return self.take(range(len(self)))
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The named inputs in float64; bytes are divided by 255."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if chosen.size and not (0 <= chosen.min() and chosen.max() < len(self)):
+            raise DatasetError(f"{self.path}: index {chosen.max()} of {len(self)} inputs; count from 0")
+        part = self.raw[chosen]
+        values = part.astype(np.float64)
+        if part.dtype == np.uint8:
+            return values / 255
+        bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        if bad.any():
+            raise DatasetError(f"{self.path}: input {chosen[bad.argmax()]} holds NaN or infinity")
+        return values
+
+
+def load_dataset(path: str | Path, labels: str | Path | None = None) -> Dataset:
+    """Read inputs and labels; raises DatasetError with one line when that is impossible.
+
+    An npz file holds ``x`` and ``y``. The labels of IDX images lie beside them under the usual name
+    (``images-idx3`` becomes ``labels-idx1``) unless named. CIFAR-10 images come as rows, columns, colours.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            magic = stream.read(4)
+        if magic[:2] == b"PK":
+            raw, y = _npz(path)
+        elif magic[:2] == b"\x1f\x8b" or magic[:2] == b"\x00\x00":
+            raw = _idx(path)
+            y = _idx(Path(labels) if labels is not None else _labels_beside(path))
+        elif path.suffix == ".bin" and path.stat().st_size % _CIFAR_RECORD == 0 and magic:
+            raw, y = _cifar(path)
+        else:
+            raise DatasetError(f"{path}: neither npz, IDX nor a CIFAR-10 batch")
+    except OSError as error:
+        raise DatasetError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from None
+    return _checked(path, raw, y)
+
+
+def _checked(path: Path, raw: np.ndarray, y: np.ndarray) -> Dataset:
+    if raw.ndim == 0 or y.ndim != 1 or len(raw) != len(y):
+        raise DatasetError(f"{path}: x of shape {raw.shape} needs one label each, not y of shape {y.shape}")
+    if y.dtype.kind == "f" and (y == np.floor(y)).all():
+        y = y.astype(np.int64)
+    if raw.dtype.kind not in "fiub" or y.dtype.kind not in "iub":
+        raise DatasetError(f"{path}: x of type {raw.dtype} and y of type {y.dtype}; numbers are needed")
+    return Dataset(raw, y.astype(np.int64), str(path))
+
+
+def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            missing = {"x.npy", "y.npy"} - set(archive.namelist())
+            if missing:
+                raise DatasetError(f"{path}: holds no array {min(missing)[0]!r}; x and y are needed")
+            return _member(archive, "x.npy", path), _member(archive, "y.npy", path)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError):
+        raise DatasetError(f"{path}: not an npz file, or damaged") from None
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
+    """One array, its size known from the header before anything of that size is made; never a pickle."""
+    place = f"{path}: array {name.removesuffix('.npy')!r}"
+    with archive.open(name) as stream:
+        try:
+            shape, fortran, dtype = _npy_header(stream)
+        except (ValueError, SyntaxError, struct.error, UnicodeDecodeError):
+            raise DatasetError(f"{place}: damaged") from None
+        if dtype.hasobject or dtype.kind not in "fiub":
+            raise DatasetError(f"{place}: holds {dtype}; only numbers are read")
+        size = math.prod(shape) * dtype.itemsize
+        if size > LARGEST_ARRAY:
+            raise DatasetError(f"{place}: {size} bytes; at most {LARGEST_ARRAY} are read")
+        content = stream.read(size)
+    if len(content) != size:
+        raise DatasetError(f"{place}: shorter than its header says")
+    return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    return np.lib.format.read_array_header_2_0(stream)
+
+
+def _idx(path: Path) -> np.ndarray:
+    """An array of bytes with its shape in front."""
+    with path.open("rb") as probe:
+        packed = probe.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path, "rb") if packed else path.open("rb") as stream:
+            magic = stream.read(4)
+            if len(magic) != 4 or magic[:3] != b"\x00\x00\x08" or not 1 <= magic[3] <= 4:
+                raise DatasetError(f"{path}: not an IDX file of bytes")
+            header = stream.read(4 * magic[3])
+            shape = struct.unpack(f">{magic[3]}I", header)
+            size = math.prod(shape)
+            if size > LARGEST_ARRAY:
+                raise DatasetError(f"{path}: {size} bytes; at most {LARGEST_ARRAY} are read")
+            content = stream.read(size)
+    except (gzip.BadGzipFile, zlib.error, struct.error, EOFError):
+        raise DatasetError(f"{path}: damaged") from None
+    if len(content) != size:
+        raise DatasetError(f"{path}: shorter than its header says")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _labels_beside(path: Path) -> Path:
+    for images, labels in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
+        if images in path.name:
+            return path.with_name(path.name.replace(images, labels))
+    raise DatasetError(f"{path}: the labels of these images must be named, the file name does not tell them")
+
+
+def _cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    if path.stat().st_size > LARGEST_ARRAY:
+        raise DatasetError(f"{path}: larger than {LARGEST_ARRAY} bytes")
+    records = np.frombuffer(path.read_bytes(), dtype=np.uint8).reshape(-1, _CIFAR_RECORD)
+    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return images, records[:, 0]

@@ -1,0 +1,408 @@
+"""VNN-LIB property files, versions 1 and 2: an input box and the outputs that would break the property.
+
+Numbers are read exactly and rounded outward, so that the region in floating point contains the region written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import MissingExtra, SpecificationError
+
+LARGEST_FILE = 128 << 20
+MOST_TOKENS = 2_000_000  # in one command
+MOST_VARIABLES = 2_000_000
+MOST_DISJUNCTS = 10_000
+MOST_ATOMS = 5_000_000  # of all alternatives together
+MOST_ENTRIES = 20_000_000  # of all boxes and matrices together
+DEEPEST = 64  # nested parentheses
+
+_TOKEN = re.compile(r";[^\n]*|[()]|[^\s();]+")
+_NUMBER = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?")
+_VARIABLE = re.compile(r"([XY])_(\d{1,9})")
+
+Expression = str | list["Expression"]
+Variable = tuple[str, int]  # ("X", 3)
+
+
+@dataclass(frozen=True)
+class Disjunct:
+    """Inputs in ``[lower, upper]`` whose outputs satisfy ``matrix @ y <= offset``, strictly where ``strict``."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+    matrix: np.ndarray
+    offset: np.ndarray
+    strict: np.ndarray
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What a counterexample is: a point of any disjunct. Without one the property holds (``unsat``)."""
+
+    inputs: int
+    outputs: int
+    disjuncts: tuple[Disjunct, ...]
+
+
+def load_vnnlib(path: str | Path) -> Specification:
+    """Read a property file of version 1.0 or 2.0; raises SpecificationError with one line otherwise."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise SpecificationError(f"larger than {LARGEST_FILE >> 20} MB")
+        return parse_vnnlib(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecificationError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise SpecificationError(f"{path}: not a text file") from None
+    except SpecificationError as error:
+        raise SpecificationError(f"{path}: {error}") from None
+
+
+def parse_vnnlib(text: str) -> Specification:
+    """Read the text of a property file."""
+    second = re.search(r"^\s*\(\s*vnnlib-version", text, re.MULTILINE) is not None
+    reader = _read_version_2(text) if second else _read_version_1(text)
+    return _specification(reader)
+
+
+def write_vnnlib(specification: Specification, version: int = 1) -> str:
+    """The text of a property file that reads back as the same specification."""
+    if version == 1:
+        declared = [f"(declare-const X_{i} Real)" for i in range(specification.inputs)]
+        declared += [f"(declare-const Y_{i} Real)" for i in range(specification.outputs)]
+        names = "X_{}", "Y_{}"
+    elif version == 2:
+        shapes = f"X float64 [{specification.inputs}]", f"Y float64 [{specification.outputs}]"
+        declared = [
+            "(vnnlib-version <2.0>)",
+            f"(declare-network N (declare-input {shapes[0]}) (declare-output {shapes[1]}))",
+        ]
+        names = "X[{}]", "Y[{}]"
+    else:
+        raise SpecificationError(f"VNN-LIB version {version} is unknown; 1 and 2 can be written")
+    cases = []
+    for part in specification.disjuncts:
+        atoms = [f"(>= {names[0].format(i)} {_decimal(v)})" for i, v in enumerate(part.lower)]
+        atoms += [f"(<= {names[0].format(i)} {_decimal(v)})" for i, v in enumerate(part.upper)]
+        for row, limit, strict in zip(part.matrix, part.offset, part.strict):
+            terms = [f"(* {_decimal(c)} {names[1].format(i)})" for i, c in enumerate(row) if c != 0]
+            if not terms:
+                terms = [f"(* 0.0 {names[1].format(0)})"]
+            total = terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
+            atoms.append(f"({'<' if strict else '<='} {total} {_decimal(limit)})")
+        cases.append(f"(and {' '.join(atoms)})")
+    whole = cases[0] if len(cases) == 1 else f"(or {' '.join(cases)})"
+    return "\n".join([*declared, f"(assert {whole})", ""])
+
+
+def _decimal(number: float) -> str:
+    """Every digit, without an exponent, which version 2 does not read."""
+    digits = f"{Decimal(float(number)):f}"
+    return digits if "." in digits else f"{digits}.0"
+
+
+@dataclass
+class _Reader:
+    """What the commands of a file have said so far."""
+
+    count: dict[str, int] = field(default_factory=lambda: {"X": 0, "Y": 0})
+    assertions: list[Expression] = field(default_factory=list)
+
+
+def _read_version_1(text: str) -> _Reader:
+    reader = _Reader()
+    declared: set[Variable] = set()
+    for command in _commands(text):
+        head = command[0] if command else ""
+        if head in ("declare-const", "declare-fun"):
+            name = command[1] if len(command) > 1 else ""
+            found = _VARIABLE.fullmatch(name) if isinstance(name, str) else None
+            if found is None or command[-1] != "Real":
+                raise SpecificationError(f"only real constants X_i and Y_i can be declared, not {_short(command)}")
+            declared.add((found[1], int(found[2])))
+            if len(declared) > MOST_VARIABLES:
+                raise SpecificationError(f"more than {MOST_VARIABLES} variables")
+        elif head == "assert" and len(command) == 2:
+            reader.assertions.append(command[1])
+        elif head not in ("set-logic", "set-info", "check-sat", "exit", "get-model"):
+            raise SpecificationError(f"unknown command {_short(command)}")
+    for kind, index in declared:
+        reader.count[kind] = max(reader.count[kind], index + 1)
+    if len(declared) != reader.count["X"] + reader.count["Y"]:
+        raise SpecificationError("the declared X_i or Y_i do not count from 0 without gaps")
+    return reader
+
+
+def _commands(text: str) -> Iterator[list[Expression]]:
+    """The parenthesised commands of a file, one at a time."""
+    stack: list[list[Expression]] = []
+    tokens = 0
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token[0] == ";":
+            continue
+        tokens += 1
+        if tokens > MOST_TOKENS:
+            raise SpecificationError(f"a command of more than {MOST_TOKENS} words")
+        if token == "(":
+            if len(stack) == DEEPEST:
+                raise SpecificationError(f"parentheses nested more than {DEEPEST} deep")
+            stack.append([])
+        elif token == ")":
+            if not stack:
+                raise SpecificationError("a closing parenthesis too many")
+            done = stack.pop()
+            if stack:
+                stack[-1].append(done)
+            else:
+                yield done
+                tokens = 0
+        elif stack:
+            stack[-1].append(token)
+        else:
+            raise SpecificationError(f"{token[:40]!r} stands outside of all parentheses")
+    if stack:
+        raise SpecificationError("a parenthesis is never closed")
+
+
+def _read_version_2(text: str) -> _Reader:
+    """Version 2 is parsed by its reference package and rewritten in the words of version 1."""
+    for _ in _commands(text):  # the package crashes on deep nesting: look first
+        pass
+    try:
+        import vnnlib
+    except ImportError:
+        raise MissingExtra("VNN-LIB 2 needs 'pip install softhull[vnnlib]'") from None
+    try:
+        query = vnnlib.parse_query_string(text)
+    except vnnlib.VNNLibException as error:
+        hints = re.findall(r'"(?:message|hint)": "([^"]*)"', str(error))
+        raise SpecificationError("; ".join(hints) or "not valid VNN-LIB 2") from None
+    networks = query.networks
+    if len(networks) != 1 or len(networks[0].inputs) != 1 or len(networks[0].outputs) != 1:
+        raise SpecificationError("only one network with one input and one output is supported")
+    shapes = {"X": tuple(networks[0].inputs[0].shape), "Y": tuple(networks[0].outputs[0].shape)}
+    reader = _Reader({kind: math.prod(shape) for kind, shape in shapes.items()})
+    if max(reader.count.values()) > MOST_VARIABLES:
+        raise SpecificationError(f"more than {MOST_VARIABLES} variables")
+    reader.assertions += [_rewritten(vnnlib, item.expr, shapes) for item in query.assertions]
+    return reader
+
+
+def _rewritten(vnnlib: Any, node: Any, shapes: dict[str, tuple[int, ...]]) -> Expression:
+    words = {
+        vnnlib.And: "and",
+        vnnlib.Or: "or",
+        vnnlib.LessEqual: "<=",
+        vnnlib.LessThan: "<",
+        vnnlib.GreaterEqual: ">=",
+        vnnlib.GreaterThan: ">",
+        vnnlib.Equal: "=",
+        vnnlib.Plus: "+",
+        vnnlib.Minus: "-",
+        vnnlib.Negate: "-",
+        vnnlib.Multiply: "*",
+    }
+    if isinstance(node, vnnlib.Literal):
+        return str(node.lexeme)
+    if isinstance(node, vnnlib.Var):
+        kinds = {vnnlib.SymbolKind.Input: "X", vnnlib.SymbolKind.Output: "Y"}
+        kind = kinds.get(node.kind)
+        if kind is None:
+            raise SpecificationError(f"{node.name!r} is neither input nor output; hidden nodes are not supported")
+        index = 0
+        for position, size in zip(node.indices, shapes[kind]):
+            index = index * size + int(position)
+        return f"{kind}_{index}"
+    word = next((name for kind, name in words.items() if isinstance(node, kind)), None)
+    if word is None:
+        raise SpecificationError(f"{type(node).__name__} is not supported")
+    return [word, *(_rewritten(vnnlib, child, shapes) for child in node.children())]
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A sum of constant multiples of variables, and a constant."""
+
+    terms: dict[Variable, Fraction]
+    constant: Fraction
+
+    def plus(self, other: _Linear, factor: Fraction) -> _Linear:
+        terms = dict(self.terms)
+        for variable, coefficient in other.terms.items():
+            terms[variable] = terms.get(variable, Fraction(0)) + factor * coefficient
+        return _Linear(terms, self.constant + factor * other.constant)
+
+
+@dataclass(frozen=True)
+class _Atom:
+    """``linear <= 0``, or ``< 0``."""
+
+    linear: _Linear
+    strict: bool
+
+
+def _linear(expression: Expression) -> _Linear:
+    if isinstance(expression, str):
+        variable = _VARIABLE.fullmatch(expression)
+        if variable:
+            return _Linear({(variable[1], int(variable[2])): Fraction(1)}, Fraction(0))
+        if not _NUMBER.fullmatch(expression):
+            raise SpecificationError(f"{expression[:40]!r} is neither a variable X_i, Y_i nor a number")
+        return _Linear({}, Fraction(expression))
+    if len(expression) < 2 or expression[0] not in ("+", "-", "*"):
+        raise SpecificationError(f"not a linear expression: {_short(expression)}")
+    operands = [_linear(part) for part in expression[1:]]
+    total = operands[0]
+    if expression[0] == "-" and len(operands) == 1:
+        return _Linear({}, Fraction(0)).plus(total, Fraction(-1))
+    for operand in operands[1:]:
+        if expression[0] != "*":
+            total = total.plus(operand, Fraction(1 if expression[0] == "+" else -1))
+        elif operand.terms and total.terms:
+            raise SpecificationError(f"a product of two variables: {_short(expression)}")
+        else:
+            number, other = (total, operand) if operand.terms else (operand, total)
+            total = _Linear({}, Fraction(0)).plus(other, number.constant)
+        if abs(total.constant.numerator).bit_length() > 20_000 or total.constant.denominator.bit_length() > 20_000:
+            raise SpecificationError(f"numbers out of range in {_short(expression)}")
+    return total
+
+
+def _cases(expression: Expression) -> list[list[_Atom]]:
+    """The formula as a disjunction of conjunctions."""
+    if isinstance(expression, str) or not expression:
+        raise SpecificationError(f"not a condition: {_short(expression)}")
+    word, parts = expression[0], expression[1:]
+    if word == "and":
+        return _product([_cases(part) for part in parts])
+    if word == "or":
+        found = [case for part in parts for case in _cases(part)]
+        if len(found) > MOST_DISJUNCTS:
+            raise SpecificationError(f"more than {MOST_DISJUNCTS} alternatives")
+        return found
+    if word not in ("<=", ">=", "<", ">", "=") or len(parts) != 2:
+        raise SpecificationError(f"not a condition: {_short(expression)}")
+    difference = _linear(parts[0]).plus(_linear(parts[1]), Fraction(-1))
+    negated = _Linear({}, Fraction(0)).plus(difference, Fraction(-1))
+    if word == "=":
+        return [[_Atom(difference, False), _Atom(negated, False)]]
+    return [[_Atom(difference if word[0] == "<" else negated, len(word) == 1)]]
+
+
+def _product(groups: Sequence[list[list[_Atom]]]) -> list[list[_Atom]]:
+    """One case of each group, in all combinations."""
+    count = math.prod(len(group) for group in groups)
+    if count > MOST_DISJUNCTS:
+        raise SpecificationError(f"more than {MOST_DISJUNCTS} combinations of alternatives")
+    if count * sum(max(map(len, group), default=0) for group in groups) > MOST_ATOMS:
+        raise SpecificationError(f"{count} combinations of alternatives are too large")
+    combined: list[list[_Atom]] = [[]]
+    for group in groups:
+        if len(group) == 1:
+            for case in combined:
+                case.extend(group[0])
+        else:
+            combined = [case + more for case in combined for more in group]
+    return combined
+
+
+def _specification(reader: _Reader) -> Specification:
+    inputs, outputs = reader.count["X"], reader.count["Y"]
+    if not inputs or not outputs:
+        raise SpecificationError("no inputs X_i or no outputs Y_i are declared")
+    # What all alternatives share is read once: input boxes may be large and alternatives many.
+    shared: list[_Atom] = []
+    groups = []
+    for assertion in reader.assertions:
+        cases = _cases(assertion)
+        if len(cases) == 1:
+            shared += cases[0]
+        else:
+            groups.append(cases)
+    lower, upper = np.full(inputs, -np.inf), np.full(inputs, np.inf)
+    rows = _collect(shared, lower, upper, outputs)
+    alternatives = _product(groups)
+    entries = sum(2 * inputs + (len(rows) + len(case)) * outputs for case in alternatives)
+    if entries > MOST_ENTRIES:
+        raise SpecificationError(f"{len(alternatives)} alternatives of {inputs} inputs are too large")
+    disjuncts = []
+    for case in alternatives:
+        narrowed = any(kind == "X" for atom in case for kind, _ in atom.linear.terms)
+        low, high = (lower.copy(), upper.copy()) if narrowed else (lower, upper)
+        own = rows + _collect(case, low, high, outputs)
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            open_at = int(np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))[0])
+            raise SpecificationError(f"X_{open_at} has no lower or no upper bound")
+        if (low > high).any():
+            continue  # an empty box has no counterexample
+        matrix = np.array([row[0] for row in own], dtype=np.float64).reshape(-1, outputs)
+        offset = np.array([row[1] for row in own], dtype=np.float64)
+        strict = np.array([row[2] for row in own], dtype=bool)
+        disjuncts.append(Disjunct(low, high, matrix, offset, strict))
+    return Specification(inputs, outputs, tuple(disjuncts))
+
+
+def _collect(
+    atoms: list[_Atom], lower: np.ndarray, upper: np.ndarray, outputs: int
+) -> list[tuple[np.ndarray, float, bool]]:
+    """Narrow the box by conditions on single inputs; return those on outputs as rows."""
+    rows = []
+    for atom in atoms:
+        terms = {variable: c for variable, c in atom.linear.terms.items() if c}
+        kinds = {kind for kind, _ in terms}
+        for kind, index in terms:
+            if index >= (len(lower) if kind == "X" else outputs):
+                raise SpecificationError(f"{kind}_{index} is not declared")
+        if kinds == {"X"} and len(terms) == 1:
+            ((_, index), coefficient) = next(iter(terms.items()))
+            limit = -atom.linear.constant / coefficient
+            if coefficient > 0:
+                upper[index] = min(upper[index], _rounded(limit, up=True))
+            else:
+                lower[index] = max(lower[index], _rounded(limit, up=False))
+        elif "X" in kinds:
+            raise SpecificationError("a condition that couples several inputs, or inputs with outputs")
+        else:
+            row = np.zeros(outputs)
+            for (_, index), coefficient in terms.items():
+                row[index] = _rounded(coefficient, up=True)
+            rows.append((row, _rounded(-atom.linear.constant, up=True), atom.strict))
+    return rows
+
+
+def _rounded(number: Fraction, up: bool) -> float:
+    """The nearest float on one side."""
+    try:
+        nearest = number.numerator / number.denominator
+    except OverflowError:
+        raise SpecificationError("a number is out of range") from None
+    if up and Fraction(nearest) < number:
+        return math.nextafter(nearest, math.inf)
+    if not up and Fraction(nearest) > number:
+        return math.nextafter(nearest, -math.inf)
+    return nearest
+
+
+def _short(expression: Expression) -> str:
+    """The beginning of an expression as text, however large it is."""
+    words: list[str] = []
+    stack: list[Expression] = [expression]
+    while stack and len(words) < 12:
+        item = stack.pop()
+        if isinstance(item, str):
+            words.append(item[:40])
+        else:
+            stack += [")", *reversed(item), "("]
+    return repr(" ".join(words)[:80])
