@@ -1,0 +1,99 @@
+"""The root command: finds the others by name, and turns every failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from .. import __version__
+from ..errors import SofthullError
+
+COMMANDS = ("bounds", "plot", "demo")
+
+INTERRUPTED = 130
+BAD_INPUT = 2
+
+
+class LazyGroup(click.Group):
+    """Subcommands are modules of one package, imported when they are needed."""
+
+    def __init__(self, *args: Any, package: str, names: tuple[str, ...], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.package = package
+        self.names = names
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.names)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.names:
+            return None
+        found: click.Command = import_module(f".{name}", self.package).command
+        return found
+
+
+class Root(LazyGroup):
+    """Bad input: one line, exit code 2. Ctrl-C: exit code 130. Anything else is a bug and keeps its traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+            sys.stdout.flush()
+        except (KeyboardInterrupt, click.Abort):
+            _leave("interrupted", INTERRUPTED)
+        except click.ClickException as problem:
+            _leave(_explain(problem), BAD_INPUT)
+        except BrokenPipeError:
+            # The reader of our output has left; the interpreter's own flush at exit must not complain either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except (SofthullError, OSError) as problem:
+            _leave(_describe(problem), BAD_INPUT)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(problem: click.ClickException) -> str:
+    context = getattr(problem, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    return problem.format_message() + hint
+
+
+def _describe(problem: Exception) -> str:
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+    return str(problem)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    click.echo(f"softhull: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+_EPILOG = """\b
+Examples
+  softhull bounds --lower=-1,0,2 --upper=0,1,3
+  softhull plot sigmoid --interval -2 2 --out figure1.png
+\b
+Shell completion
+  eval "$(_SOFTHULL_COMPLETE=bash_source softhull)"      (or zsh_source, fish_source)"""
+
+_root: Callable[..., Any] = click.group(
+    "softhull",
+    cls=Root,
+    package=__package__,
+    names=COMMANDS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@_root
+@click.version_option(__version__, prog_name="softhull")
+def app() -> None:
+    """Certified statements about softmax."""

@@ -1,0 +1,36 @@
+"""``softhull bounds``: every bound at one point."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from .options import NumberList, console, show_json
+
+
+@click.command("bounds")
+@click.option("--lower", type=NumberList(), required=True, help="Lower end of every logit, separated by commas.")
+@click.option("--upper", type=NumberList(), required=True, help="Upper end of every logit.")
+@click.option("--at", type=NumberList(), help="The point; default: the midpoint of the box.")
+@click.option("--output", type=int, default=0, show_default=True, help="Which probability, counted from 0.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(
+    lower: tuple[float, ...], upper: tuple[float, ...], at: tuple[float, ...] | None, output: int, as_json: bool
+) -> None:
+    """Every bound of the table on one softmax output, at a point of a box of logits.
+
+    \b
+    Examples
+      softhull bounds --lower=-1,0,2 --upper=0,1,3
+      softhull bounds --lower=-1,0,2 --upper=0,1,3 --at=-1,1,2 --output 2 --json
+    """
+    from ..study.point import bounds_at_point
+
+    study = bounds_at_point(lower, upper, at, output)
+    if as_json:
+        show_json(asdict(study))
+        return
+    from ..report.tables import point_table
+
+    console().print(point_table(study))

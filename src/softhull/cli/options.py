@@ -1,0 +1,90 @@
+"""What several commands share: lists of numbers, consoles, the progress bar, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+
+class NumberList(click.ParamType):
+    """Numbers separated by commas, as a tuple; each within ``[least, most]``."""
+
+    name = "numbers"
+
+    def __init__(self, kind: type[float] | type[int] = float, least: float = -math.inf, most: float = math.inf) -> None:
+        self.kind = kind
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(self._number(entry.strip(), value, param, ctx) for entry in str(value).split(","))
+
+    def _number(self, entry: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = self.kind(entry)
+            if math.isnan(number):
+                raise ValueError
+        except ValueError:
+            what = "a whole number" if self.kind is int else "a number"
+            self.fail(f"{entry!r} in {value!r} is not {what}; write for example 0.2,1,2", param, ctx)
+        if not self.least <= number <= self.most:
+            self.fail(f"{entry} is not between {self.least:g} and {self.most:g}", param, ctx)
+        return number
+
+
+def console() -> Console:
+    """Where results go. A pipe or a file has no width: tables are not cut to 80 columns there."""
+    from rich.console import Console
+
+    screen = Console(highlight=False)
+    return screen if screen.is_terminal else Console(highlight=False, width=160)
+
+
+def show_json(data: Any) -> None:
+    """Strict JSON on standard output: a number that is not finite becomes null."""
+    click.echo(json.dumps(_finite(data), indent=2, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return data
+
+
+def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
+    """Pass the items on while a bar on standard error counts them (on a terminal only)."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    screen = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        yield from progress.track(items, total=total, description=label)

@@ -1,0 +1,1 @@
+"""Studies of the bounds themselves, all of them generated from the table of bounds."""
