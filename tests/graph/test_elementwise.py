@@ -49,9 +49,7 @@ def test_lines_hold_in_exact_arithmetic(case, dtype):
             _assert_between(case, lines, i, float(lower[i]), float(upper[i]), rng)
 
 
-def _assert_between(
-    case: Case, lines: Lines, i: int, low: float, high: float, rng: np.random.Generator
-) -> None:
+def _assert_between(case: Case, lines: Lines, i: int, low: float, high: float, rng: np.random.Generator) -> None:
     points = {low, high, *(low + (high - low) * t for t in (*np.linspace(0, 1, 9), *rng.random(8)))}
     below = arb(float(lines.lower_slope[i])), arb(float(lines.lower_offset[i]))
     above = arb(float(lines.upper_slope[i])), arb(float(lines.upper_offset[i]))
@@ -96,19 +94,19 @@ def test_default_lines_touch_the_envelope_over_the_midpoint(case):
     """The best line has the largest value at the midpoint: no chord of the graph around it may pass between."""
     rng = np.random.default_rng(5)
     scale = 3.0
-    centre = torch.from_numpy(rng.normal(size=40) * scale)
+    centre = torch.from_numpy(rng.normal(size=16) * scale)
     lower, upper = (
-        centre - torch.from_numpy(rng.random(40)) * 4,
-        centre + torch.from_numpy(rng.random(40)) * 4,
+        centre - torch.from_numpy(rng.random(16)) * 4,
+        centre + torch.from_numpy(rng.random(16)) * 4,
     )
     if case.domain != "all":
         lower, upper = lower.abs() + 0.1, lower.abs() + 0.1 + (upper - lower)
     lines = case.operator.lines(lower, upper)
     middle = (lower + upper) / 2
-    grid = lower + (upper - lower) * torch.linspace(0, 1, 2001, dtype=torch.float64)[:, None]
+    grid = lower + (upper - lower) * torch.linspace(0, 1, 801, dtype=torch.float64)[:, None]
     y = case.operator.value(grid)
     # The envelope at the midpoint: the best chord between one point left and one right of it.
-    left, right = slice(0, 1001), slice(1000, 2001)
+    left, right = slice(0, 401), slice(400, 801)
     for side, slope, offset in (
         (1, lines.lower_slope, lines.lower_offset),
         (-1, lines.upper_slope, lines.upper_offset),
@@ -120,7 +118,7 @@ def test_default_lines_touch_the_envelope_over_the_midpoint(case):
             weight = (b[None] - middle[i]) / (b[None] - a[:, None]).clamp(min=1e-300)
             chords = torch.where(a[:, None] < b[None], weight * fa[:, None] + (1 - weight) * fb[None], fa[-1])
             assert reached[i] <= chords.min() + 1e-9
-            missed = 1e-5 if isinstance(case.operator, Curve) else 4e-3  # the grid misses the kinks
+            missed = 3e-5 if isinstance(case.operator, Curve) else 1e-2  # the grid misses the kinks
             assert reached[i] >= chords.min() - missed * (1 + chords.min().abs())
 
 
@@ -129,12 +127,7 @@ def test_lines_are_differentiable_in_the_free_choice(case):
     lower, upper = intervals(case, np.random.default_rng(13), 100, torch.float64)
     free = torch.full((2, *lower.shape), 0.3, dtype=torch.float64, requires_grad=True)
     lines = case.operator.lines(lower, upper, free)
-    total = (
-        lines.lower_slope.sum()
-        + lines.lower_offset.sum()
-        + lines.upper_slope.sum()
-        + lines.upper_offset.sum()
-    )
+    total = lines.lower_slope.sum() + lines.lower_offset.sum() + lines.upper_slope.sum() + lines.upper_offset.sum()
     if total.requires_grad:
         total.backward()
         assert free.grad is not None

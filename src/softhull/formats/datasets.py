@@ -40,8 +40,8 @@ class Dataset:
     def take(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """The named inputs in float64; bytes are divided by 255."""
         chosen = np.asarray(indices, dtype=np.int64)
-        if chosen.size and not (0 <= chosen.min() and chosen.max() < len(self)):
-            raise DatasetError(f"{self.path}: index {chosen.max()} of {len(self)} inputs; count from 0")
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
+            raise DatasetError(f"{self.path}: indices {chosen.min()} to {chosen.max()} of {len(self)} inputs")
         part = self.raw[chosen]
         values = part.astype(np.float64)
         if part.dtype == np.uint8:

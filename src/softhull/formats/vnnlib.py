@@ -27,7 +27,7 @@ MOST_ENTRIES = 20_000_000  # of all boxes and matrices together
 DEEPEST = 64  # nested parentheses
 
 _TOKEN = re.compile(r";[^\n]*|[()]|[^\s();]+")
-_NUMBER = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?")
+_NUMBER = re.compile(r"[+-]?(\d{1,1200}(\.\d{0,1200})?|\.\d{1,1200})([eE][+-]?\d{1,3})?")
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})")
 
 Expression = str | list["Expression"]
@@ -107,7 +107,7 @@ def write_vnnlib(specification: Specification, version: int = 1) -> str:
 
 
 def _decimal(number: float) -> str:
-    """Every digit, without an exponent, which version 2 does not read."""
+    """Every digit, so that reading rounds nothing; without an exponent, which version 2 does not read."""
     digits = f"{Decimal(float(number)):f}"
     return digits if "." in digits else f"{digits}.0"
 
@@ -288,9 +288,11 @@ def _cases(expression: Expression) -> list[list[_Atom]]:
     if word == "and":
         return _product([_cases(part) for part in parts])
     if word == "or":
-        found = [case for part in parts for case in _cases(part)]
-        if len(found) > MOST_DISJUNCTS:
-            raise SpecificationError(f"more than {MOST_DISJUNCTS} alternatives")
+        found: list[list[_Atom]] = []
+        for part in parts:
+            found += _cases(part)
+            if max(len(found), len(parts)) > MOST_DISJUNCTS:
+                raise SpecificationError(f"more than {MOST_DISJUNCTS} alternatives")
         return found
     if word not in ("<=", ">=", "<", ">", "=") or len(parts) != 2:
         raise SpecificationError(f"not a condition: {_short(expression)}")

@@ -77,7 +77,7 @@ class Affine(Operator):
         flat = coefficients.reshape((S * B, *coefficients.shape[2:]))
         zeros = tuple(flat.new_zeros(1).expand((S * B, *shape)) for shape in shapes)
         at_zero, transpose = torch.func.vjp(self.value, *zeros)[:2]
-        constant = (flat * at_zero).flatten(1).sum(1).reshape(S, B)
+        constant = (flat * at_zero).reshape(S, B, -1).sum(2)
         back = tuple(g.reshape((S, B, *shape)) for g, shape in zip(transpose(flat), shapes))
         return back, constant
 

@@ -1,0 +1,77 @@
+"""Torch modules come in through the same importer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from softhull.errors import ModelError
+from softhull.formats.describe import describe
+from softhull.formats.torch_module import from_torch
+
+from ..graph.checks import assert_sound
+
+
+class Encoder(nn.Module):
+    """A small transformer: attention, residuals, layer normalisation, gelu, a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 8)
+        self.norm = nn.LayerNorm(8)
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.mix = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        h = self.norm(x)
+        q, k, v = (layer(h).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        scores = (q @ k.transpose(-1, -2) / 2).masked_fill(mask, -torch.inf)
+        x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        x = x + self.mix(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.slow
+def test_transformer():
+    torch.manual_seed(0)
+    module = Encoder().train()
+    network = from_torch(module, torch.rand(1, 5, 3))
+    assert module.training
+    x = torch.rand(4, 1, 5, 3)
+    module.eval()
+    with torch.no_grad():
+        expected = torch.stack([module(one) for one in x])
+    torch.testing.assert_close(network.graph(x.double()).float(), expected, rtol=1e-4, atol=1e-5)
+    kinds = [row.operator for row in describe(network)]
+    assert kinds.count("Softmax") == 1
+    assert kinds.count("Gelu") == 1
+    assert kinds.count("Rsqrt") == 2
+    assert_sound(network.graph, seed=1, radius=0.01)
+
+
+@pytest.mark.slow
+def test_convolutional_classifier():
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU6(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 4),
+        nn.Softmax(-1),
+    )
+    network = from_torch(module, torch.rand(1, 1, 8, 8))
+    assert network.final == "softmax"
+    assert network.logits.output_shape == (1, 4)
+    assert_sound(network.graph, seed=1)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_used_is_named():
+    with pytest.raises(ModelError, match=r"torch module MaxPool2d: node .* \(MaxPool\)"):
+        from_torch(nn.MaxPool2d(2), torch.rand(1, 1, 4, 4))
