@@ -9,14 +9,12 @@ line, and the search for a good one needs no care. Lines over a function are lin
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .operator import Elementwise, Lines
 
-Function = Callable[[Tensor], Tensor]
 Segment = tuple[Tensor, Tensor]
 
 _ULPS = 8  # rounding of a value and of an offset, in units of their terms
@@ -51,11 +49,15 @@ class Curve(Elementwise):
         The default touches the envelope of the function over the midpoint, which has the least area.
         """
         self._check(lower, upper)
+        shape = lower.shape
+        lower, upper = _without_repeats(lower, upper)
         below = _line_below(self, 1, lower, upper, None if free is None else free[0])
         above = _line_below(self, -1, lower, upper, None if free is None else free[1])
-        return Lines(below[0], below[1], -above[0], -above[1])
+        return Lines(*(part.expand(shape) for part in (below[0], below[1], -above[0], -above[1])))
 
     def start(self, lower: Tensor, upper: Tensor) -> Tensor:
+        shape = lower.shape
+        lower, upper = _without_repeats(lower, upper)
         middle = lower + (upper - lower) / 2
         found = []
         for sign in (1, -1):
@@ -64,7 +66,16 @@ class Curve(Elementwise):
             wide = room > 0
             share = (middle - first) / torch.where(wide, room, torch.ones_like(room))
             found.append(torch.where(wide, share.clamp(0, 1), torch.full_like(share, 0.5)))
-        return torch.stack(found)
+        return torch.stack(found).expand(2, *shape)
+
+
+def _without_repeats(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The same intervals without leading dimensions that only repeat them, as ``expand`` makes them."""
+    for axis in range(lower.ndim):
+        if lower.stride(axis) or upper.stride(axis) or not lower.shape[axis]:
+            break
+        lower, upper = lower.narrow(axis, 0, 1), upper.narrow(axis, 0, 1)
+    return lower, upper
 
 
 def everywhere(lower: Tensor, upper: Tensor) -> Segment:
@@ -126,33 +137,45 @@ def _tangent_points(curve: Curve, sign: int, lower: Tensor, upper: Tensor) -> tu
     left = torch.where(inside, left, lower)
     right = torch.where(inside, right, lower)
 
-    def excess(point: Tensor, end: Tensor, at_end: Tensor) -> Tensor:
-        return sign * (curve.value(point) + curve.derivative(point) * (end - point) - at_end)
-
-    last, last_found = right, torch.ones_like(inside)
-    if bool((inside & (right < upper)).any()):
-        at_upper = curve.value(upper)
-        last, last_found = _sound_root(lambda t: excess(t, upper, at_upper), left, right)
-    first, first_found = left, torch.ones_like(inside)
-    if bool((inside & (left > lower)).any()):
-        at_lower = curve.value(lower)
-        first, first_found = _sound_root(lambda t: excess(t, lower, at_lower), right, left)
-    # A tangent at an end of the interval lies below that end by definition, whatever rounding says.
-    last = torch.where(right == upper, right, last)
-    first = torch.where(left == lower, left, first)
-    last_found = last_found | (right == upper)
-    first_found = first_found | (left == lower)
+    last, last_found = _sound_point(curve, sign, left, right, upper, inside & (right < upper))
+    first, first_found = _sound_point(curve, sign, right, left, lower, inside & (left > lower))
     tangent = inside & first_found & last_found & (first <= last)
     return torch.where(tangent, first, lower), torch.where(tangent, last, lower), tangent
 
 
-def _sound_root(g: Function, sound: Tensor, unsound: Tensor) -> tuple[Tensor, Tensor]:
-    """The point nearest to ``unsound`` with ``g <= 0`` for monotone ``g``, and where there is one."""
-    whole = g(unsound) <= 0
-    found = whole | (g(sound) <= 0)
-    a, b = sound, torch.where(whole, sound, unsound)
-    for _ in range(40):
-        half = a + (b - a) / 2
-        good = g(half) <= 0
-        a, b = torch.where(good, half, a), torch.where(good, b, half)
-    return torch.where(whole, unsound, a), found
+def _sound_point(
+    curve: Curve, sign: int, sound: Tensor, unsound: Tensor, end: Tensor, wanted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The point nearest to ``unsound`` whose tangent passes below the curve at ``end``, and where there is one.
+
+    Where none is wanted it is ``unsound``: that point is the end itself.
+    """
+    point, found = unsound.clone(), torch.ones_like(wanted)
+    if bool(wanted.any()):
+        point[wanted], found[wanted] = _root(curve, sign, sound[wanted], unsound[wanted], end[wanted])
+    return point, found
+
+
+def _root(curve: Curve, sign: int, sound: Tensor, unsound: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """False position, halved in turn so that it cannot stall; the sound end of the last bracket is kept."""
+    at_end = curve.value(end)
+
+    def excess(point: Tensor) -> Tensor:
+        return sign * (curve.value(point) + curve.derivative(point) * (end - point) - at_end)
+
+    a, b, excess_a, excess_b = sound, unsound, excess(sound), excess(unsound)
+    whole, found = excess_b <= 0, excess_a <= 0
+    close = torch.finfo(a.dtype).eps ** 0.6
+    for step in range(48):
+        middle = a + (b - a) / 2
+        crossing = (a * excess_b - b * excess_a) / (excess_b - excess_a)
+        between = (torch.minimum(a, b) < crossing) & (crossing < torch.maximum(a, b)) & (step % 2 == 1)
+        point = torch.where(between, crossing, middle)
+        here = excess(point)
+        good = here <= 0
+        a, excess_a = torch.where(good, point, a), torch.where(good, here, excess_a)
+        b, excess_b = torch.where(good, b, point), torch.where(good, excess_b, here)
+        open_still = found & ~whole & ((b - a).abs() > close * (1 + a.abs())) & (excess_a < 0)
+        if not bool(open_still.any()):
+            break
+    return torch.where(whole, unsound, a), found | whole

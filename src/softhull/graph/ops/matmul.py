@@ -12,7 +12,7 @@ from ..broadcast import align, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 
 # The interval rule forms the scalar products of a block of the inner dimension at once, at most this many.
-_BLOCK = 1 << 24
+_BLOCK = 1 << 21
 
 
 @dataclass(frozen=True)
