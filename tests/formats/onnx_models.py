@@ -201,6 +201,7 @@ CASES = (
     Case("tanh", (2, 3), _one("Tanh")),
     Case("erf", (2, 3), _one("Erf")),
     Case("gelu", (2, 3), _one("Gelu"), "Gelu", opset=20),
+    Case("gelu approximated by tanh", (2, 3), _one("Gelu", approximate="tanh"), "TanhGelu", opset=20),
     Case("gelu by hand", (2, 3), _gelu_by_hand, "Gelu"),
     Case("gelu scaled first", (2, 3), _gelu_scaled_first, "Gelu"),
     Case("softmax", (2, 3), _one("Softmax", axis=-1), "Softmax"),

@@ -14,7 +14,7 @@ from softhull.graph.operator import Elementwise
 from softhull.graph.ops.clip import Clip
 from softhull.graph.ops.erf import Erf
 from softhull.graph.ops.exp import Exp
-from softhull.graph.ops.gelu import Gelu
+from softhull.graph.ops.gelu import Gelu, TanhGelu
 from softhull.graph.ops.log import Log
 from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import LeakyRelu, Relu
@@ -31,6 +31,11 @@ def _clip(x: arb, least: float, most: float) -> arb:
 
 def _leaky(x: arb, slope: float) -> arb:
     return x if x >= 0 else x * arb(slope)
+
+
+def _tanh_gelu(x: arb) -> arb:
+    # The constant 0.044715 as written, not as rounded: the last digit decides nothing within the margins.
+    return x / (1 + (-(8 / arb.pi()).sqrt() * (x + arb("0.044715") * x**3)).exp())
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ CASES = (
     Case(Erf(), lambda x: x.erf()),
     Case(Gelu(), lambda x: x / 2 * (1 + (x * arb(Gelu().gain)).erf())),
     Case(Gelu(0.5), lambda x: x / 2 * (1 + (x / 2).erf())),
+    Case(TanhGelu(), _tanh_gelu),
     Case(Exp(), lambda x: x.exp(), largest=40.0),
     Case(Square(), lambda x: x * x),
     Case(Log(), lambda x: x.log(), "positive"),

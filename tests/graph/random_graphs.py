@@ -18,7 +18,7 @@ from softhull.graph.ops.conv import Conv
 from softhull.graph.ops.erf import Erf
 from softhull.graph.ops.exp import Exp
 from softhull.graph.ops.gather import Gather
-from softhull.graph.ops.gelu import Gelu
+from softhull.graph.ops.gelu import Gelu, TanhGelu
 from softhull.graph.ops.log import Log
 from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import LeakyRelu, Relu
@@ -73,6 +73,7 @@ def _activation(b: GraphBuilder, x: int, rng: np.random.Generator) -> int:
         Tanh(),
         Erf(),
         Gelu(),
+        TanhGelu(),
         Square(),
     ]
     return b.elementwise(choices[rng.integers(len(choices))], x)

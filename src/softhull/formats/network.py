@@ -40,7 +40,11 @@ class Network:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
-        return onnxruntime.InferenceSession(self.model, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(self.model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A session belongs to its process; everything else may travel to another one.
+        return {name: value for name, value in self.__dict__.items() if name != "_session"}
 
     def replay(self, x: np.ndarray) -> np.ndarray:
         """What onnxruntime computes from the original model for inputs ``[B, *input_shape]``, one by one."""

@@ -22,7 +22,7 @@ from ..graph.ops.conv import Conv
 from ..graph.ops.erf import Erf
 from ..graph.ops.exp import Exp
 from ..graph.ops.gather import Gather
-from ..graph.ops.gelu import Gelu
+from ..graph.ops.gelu import Gelu, TanhGelu
 from ..graph.ops.log import Log
 from ..graph.ops.maximum import Maximum
 from ..graph.ops.reciprocal import Reciprocal
@@ -444,9 +444,11 @@ RULES["Reciprocal"] = _activation(lambda context: Reciprocal(context.graph.label
 
 @_rule("Gelu")
 def _gelu(context: Context, x: Value) -> Value:
-    if context.attributes.get("approximate", b"none") != b"none":
-        raise ModelError("only the exact gelu is supported, not the tanh approximation")
-    return context.graph.elementwise(Gelu(), _variable(x))
+    kinds: dict[bytes, Operator] = {b"none": Gelu(), b"tanh": TanhGelu()}
+    kind = context.attributes.get("approximate", b"none")
+    if kind not in kinds:
+        raise ModelError(f"the approximation {kind!r} is unknown")
+    return context.graph.elementwise(kinds[kind], _variable(x))
 
 
 @_rule("Clip")
