@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace, is_jax_array, is_torch_array
 
 Array = Any  # numpy, torch, jax or any other array of the array API
 
@@ -49,22 +49,44 @@ def limits(array: Array) -> tuple[float, float]:
 
 
 def maximum(a: Array, b: Array | float) -> Array:
-    xp = namespace(a)
-    return xp.where(a >= b, a, b) if isinstance(b, float | int) else xp.maximum(a, b)
+    if isinstance(b, float | int) and is_torch_array(a):
+        return a.clamp(min=b)
+    return namespace(a).maximum(a, b)
 
 
 def minimum(a: Array, b: Array | float) -> Array:
-    xp = namespace(a)
-    return xp.where(a <= b, a, b) if isinstance(b, float | int) else xp.minimum(a, b)
+    if isinstance(b, float | int) and is_torch_array(a):
+        return a.clamp(max=b)
+    return namespace(a).minimum(a, b)
 
 
 def clip(a: Array, low: Array | float, high: Array | float) -> Array:
     return minimum(maximum(a, low), high)
 
 
+def where_true(
+    condition: Array, work: Callable[..., tuple[Array, ...]], given: tuple[Array, ...], otherwise: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """``work(*given)`` where the condition holds, ``otherwise`` elsewhere; worked out only where needed if possible."""
+    xp = namespace(condition)
+    if is_jax_array(condition) or not len(condition.shape):  # jax: shapes must not depend on values
+        return tuple(xp.where(condition, new, old) for new, old in zip(work(*given), otherwise))
+    if not bool(xp.any(condition)):
+        return otherwise
+    found = work(*(xp.broadcast_to(array, condition.shape)[condition] for array in given))
+    results = []
+    for new, old in zip(found, otherwise):
+        result = xp.broadcast_to(old, condition.shape) + 0
+        result[condition] = new
+        results.append(result)
+    return tuple(results)
+
+
 def sigmoid(v: Array) -> Array:
     """The logistic function, accurate relative to itself on both tails."""
     xp = namespace(v)
+    if is_torch_array(v):
+        return xp.sigmoid(v)
     small = xp.exp(-xp.abs(v))
     return xp.where(v >= 0, xp.ones_like(v), small) / (1 + small)
 

@@ -1,32 +1,25 @@
 """Bounds at the limit: the concave envelope in the log-odds above, exact-offset planes below.
 
-Lower planes. For reference weights ``w`` let ``d_j = x_j - w.x``, ``y = d_k`` and ``s = sum_{j != k} chord(d_j)``, affine
-in x and at least ``sum_{j != k} e^{d_j}``; hence ``p_k >= F(y, s) = e^y / (e^y + s)``, and any plane below F in (y, s)
-is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J`` with J the largest logit
-of the rest, and for the two largest outputs also ``w = e_k`` (the exponential-reciprocal form).
+Lower planes. For reference weights ``w`` let ``d_j = x_j - w.x``, ``y = d_k`` and ``s = sum_{j != k} chord(d_j)``, which
+is affine in x and at least ``sum_{j != k} e^{d_j}``; hence ``p_k >= F(y, s) = e^y / (e^y + s)``, and any plane below F
+in (y, s) is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J`` with J the
+largest logit of the rest, and for the largest output also ``w = e_k`` (the exponential-reciprocal form).
+
+With weights common to all outputs everything is a sum over all logits minus one term, so K planes cost O(K). A few
+outputs are worked out alone: the two largest, whose best theta is their own, and the one whose chord dominates the
+sum, where taking it out again would leave only rounding errors.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from .._arrays import (
-    Array,
-    clip,
-    limits,
-    logsumexp,
-    maximum,
-    minimum,
-    namespace,
-    one_hot,
-    pick,
-)
+from .._arrays import Array, clip, limits, logsumexp, maximum, minimum, namespace, one_hot, pick
 from ..boxes import Box
-from .chords import log_chord, log_chord_slope
 from .log_odds import upper_planes
 from .planes import LowRankPlanes
-from .rest import RestRows, leave_one_out_logsumexp, rest_rows
-from .share_envelope import Rectangle, best_slopes, touching_value
+from .rest import rest_of
+from .share_envelope import Rectangle, smallest_slope, supporting_plane, touching_value
 from .sigmoid_envelope import concave_envelope
 
 
@@ -48,39 +41,63 @@ def hull_lower(
 ) -> LowRankPlanes:
     """Convex lower bound: the best plane of the two-parameter family at ``at``, over several references.
 
-    Free parameters, each choice sound: ``w [..., K]`` reference weights shared by all outputs; ``alpha [..., K]`` in
-    [0, 1/4] the slope in y; ``gamma [..., K]`` > 0 the slope in s in units of 1 / s(at). What is not given is optimal.
+    Free parameters, each choice sound: ``w [..., K]`` reference weights shared by all outputs; ``alpha [..., K]``
+    in [0, 1/4] the slope in y; ``gamma [..., K]`` > 0 the slope in s in units of 1 / s(at). What is not given is
+    optimal for what is.
     """
     xp = namespace(at)
+    candidates: list[Candidate] = []
+
+    def try_all(reference: Reference, *free: Array | None) -> Array:
+        terms = _terms(box, at, reference)
+        candidates.append(_all_outputs(terms, *free))
+        return xp.argmax(terms.slope, axis=-1)
+
+    def try_one(k: Array, references: list[Reference], *free: Array | None) -> None:
+        free = tuple(None if f is None else pick(f + xp.zeros_like(at), k) for f in free)
+        planes = [_one_output(_terms(box, at, reference, without=k), k, *free) for reference in references]
+        candidates.append(_best_of(planes, k))
+
     if w is not None or alpha is not None or gamma is not None:
-        weights = xp.zeros_like(at) if w is None else w
-        return _merge([_common_rows(_weighted(box, at, weights), alpha, gamma)], at)
+        reference = _plain(box) if w is None else _weighted(box, w)
+        try_one(try_all(reference, alpha, gamma), [reference], alpha, gamma)
+        return _merge(at, candidates)
 
     middle = box.midpoint
     first = xp.argmax(middle, axis=-1)
-    second = xp.argmax(xp.where(one_hot(first, middle), -xp.inf, middle), axis=-1)
-    one, nothing = xp.ones_like(middle[..., 0]), xp.zeros_like(middle[..., 0])
-    candidates = []
+    without_first = xp.where(one_hot(first, middle), -xp.inf, middle)
+    second = xp.argmax(without_first, axis=-1)
+    without_second = xp.where(one_hot(second, middle), -xp.inf, middle)
+    to_first, to_second = (xp.astype(one_hot(index, middle), middle.dtype) for index in (first, second))
+    one = xp.ones_like(middle[..., 0])
+    plain, after_first, after_second = (
+        _plain(box),
+        _relative(box, first, one, to_first),
+        _relative(box, second, one, to_second),
+    )
+    of_first, of_second = [plain, after_second, after_first], [plain, after_first]
     if box.size > 2:
-        share = xp.exp(xp.max(middle, axis=-1) - logsumexp(middle))
-        for theta in (nothing, _best_weight(share, pick(box.half_width, first)), one):
-            candidates.append(_common_rows(_relative(box, at, first, theta)))
-    for k, other in ((first, second), (second, first)):
-        rest = xp.where(one_hot(k, middle), -xp.inf, middle)
-        share = xp.exp(xp.max(rest, axis=-1) - logsumexp(rest))
-        theta = one if box.size == 2 else _best_weight(share, pick(box.half_width, other))
-        references = [(other, nothing), (other, theta), (other, one), (k, one)]
-        candidates.append(_best_row([_one_row(_relative(box, at, *reference), k) for reference in references], k))
-    return _merge(candidates, at)
+        half_first, half_second = pick(box.half_width, first), pick(box.half_width, second)
+        theta = _best_weight(middle, half_first)
+        try_one(try_all(plain), [plain])
+        try_all(_relative(box, first, theta, to_first))
+        try_all(after_first)
+        of_first.append(_relative(box, second, _best_weight(without_first, half_second), to_second))
+        of_second.append(_relative(box, first, _best_weight(without_second, half_first), to_first))
+    try_one(first, of_first)
+    try_one(second, of_second)
+    return _merge(at, candidates)
 
 
-def _best_weight(share: Array, half_width: Array) -> Array:
-    """The weight theta of reference J that minimises the chord sum at the midpoint, given J's share of the rest.
+def _best_weight(middle: Array, half_width: Array) -> Array:
+    """The weight theta of the largest logit J as reference that makes the chord sum at the midpoint smallest.
 
-    For equal half-widths e it minimises ``sum_j q_j cosh(h_j)``: ``tanh(theta e) = (2 q - 1) tanh(e)``.
+    For equal half-widths e and J's softmax share q it minimises ``sum_j q_j cosh(h_j)``:
+    ``tanh(theta e) = (2 q - 1) tanh(e)``.
     """
-    xp = namespace(share)
-    eps, _ = limits(share)
+    xp = namespace(middle)
+    eps, _ = limits(middle)
+    share = xp.exp(xp.max(middle, axis=-1) - logsumexp(middle))
     lead = maximum(2 * share - 1, 0.0)
     narrow = half_width < 1e-3
     e = xp.where(narrow, xp.ones_like(half_width), half_width)
@@ -88,227 +105,220 @@ def _best_weight(share: Array, half_width: Array) -> Array:
     return clip(xp.where(narrow, lead, wide), 0.0, 1.0)
 
 
-class Terms(NamedTuple):
-    """``d_j = x_j - w.x``: its value at the anchor, its interval, and what the sum s needs, all ``[..., K]``."""
+class Reference(NamedTuple):
+    """Reference weights ``w = theta * direction`` (None: w = 0) and the interval of every ``d_j = x_j - w.x``."""
 
-    d: Array
     lower: Array
     upper: Array
-    weights: Array
-    log_chord: Array  # at the anchor, clipped into the interval
-    log_slope: Array
-    middle_log_chord: Array  # at the midpoint of the box
-    half_width: Array  # of the box
-    exact_range: bool  # whether s(midpoint) +- its half range over the box may be used
+    theta: Array | None = None  # [..., 1]
+    direction: Array | None = None
+    index: Array | None = None  # J for weights on a single logit
+
+    def apply(self, x: Array) -> Array:
+        """``w . x`` as an array ``[..., 1]`` or the number 0."""
+        if self.direction is None:
+            return 0
+        return self.theta * namespace(x).sum(self.direction * x, axis=-1, keepdims=True)
 
 
-def _finish(box: Box, at: Array, weights: Array, lower: Array, upper: Array, exact_range: bool) -> Terms:
-    xp = namespace(at)
-    d = at - xp.sum(weights * at, axis=-1, keepdims=True)
-    log_slope = log_chord_slope(lower, upper)
-    chord = log_chord(clip(d, lower, upper), lower, upper)
-    middle = box.midpoint
-    if at is middle:
-        middle_chord = chord
-    else:
-        middle_d = middle - xp.sum(weights * middle, axis=-1, keepdims=True)
-        middle_chord = log_chord(clip(middle_d, lower, upper), lower, upper)
-    return Terms(d, lower, upper, weights, chord, log_slope, middle_chord, box.half_width, exact_range)
+def _plain(box: Box) -> Reference:
+    return Reference(box.lower, box.upper)
 
 
-def _relative(box: Box, at: Array, reference: Array, theta: Array) -> Terms:
-    """Reference weights ``theta e_reference``: difference bounds to the reference tighten the intervals."""
-    xp = namespace(at)
-    here = one_hot(reference, box.lower)
+def _relative(box: Box, index: Array, theta: Array, direction: Array) -> Reference:
+    """Weights ``theta e_J``: difference bounds to J tighten the intervals."""
+    xp = namespace(box.lower)
+    here = direction > 0
     theta = theta[..., None]
-    weights = xp.where(here, theta, xp.zeros_like(theta))
-    low_r, high_r = pick(box.lower, reference)[..., None], pick(box.upper, reference)[..., None]
-    lower = xp.where(here, (1 - theta) * box.lower, box.lower - theta * high_r)
-    upper = xp.where(here, (1 - theta) * box.upper, box.upper - theta * low_r)
+    low_J, high_J = pick(box.lower, index)[..., None], pick(box.upper, index)[..., None]
+    lower = xp.where(here, (1 - theta) * box.lower, box.lower - theta * high_J)
+    upper = xp.where(here, (1 - theta) * box.upper, box.upper - theta * low_J)
     if box.differences is not None:
-        low, high = box.differences.columns(reference)
+        low, high = box.differences.columns(index)
         lower = maximum(lower, theta * low + (1 - theta) * box.lower)
         upper = minimum(upper, theta * high + (1 - theta) * box.upper)
-    return _finish(box, at, weights, lower, upper, exact_range=box.differences is None)
+    return Reference(lower, upper, theta, direction, index)
 
 
-def _weighted(box: Box, at: Array, weights: Array) -> Terms:
-    """Any reference weights ``w``."""
-    xp = namespace(at)
+def _weighted(box: Box, weights: Array) -> Reference:
+    """Any weights ``w``."""
+    xp = namespace(weights)
     h, m = box.half_width, box.midpoint
     spread = xp.abs(weights) * h
     radius = xp.sum(spread, axis=-1, keepdims=True) - spread + xp.abs(1 - weights) * h
     centre = m - xp.sum(weights * m, axis=-1, keepdims=True)
-    return _finish(box, at, weights, centre - radius, centre + radius, exact_range=True)
+    return Reference(centre - radius, centre + radius, xp.ones_like(m[..., :1]), weights)
+
+
+class Terms(NamedTuple):
+    """What the sum s is made of, all ``[..., K]``, in units of ``exp(top)``; one output may be left out."""
+
+    reference: Reference
+    d: Array  # at the anchor
+    inside: Array  # the same, clipped into its interval: difference bounds may exclude the anchor
+    top: Array  # [..., 1]
+    chord: Array  # at the anchor
+    chord_at_middle: Array  # at the midpoint of the box
+    slope: Array
+    least: Array
+    most: Array
+    half_width: Array  # of the box
+    in_box: bool  # no difference bounds: s(midpoint) +- its half range over the box bounds s too
+
+
+def _terms(box: Box, at: Array, reference: Reference, without: Array | None = None) -> Terms:
+    xp = namespace(at)
+    lower, upper = reference.lower, reference.upper
+    ends = upper if without is None else xp.where(one_hot(without, upper), -xp.inf, upper)
+    top = xp.max(ends, axis=-1, keepdims=True)
+    most = xp.exp(ends - top)
+    width = upper - lower
+    shrink = xp.exp(-width)
+    open_ = width > 0
+    safe = xp.where(open_, width, xp.ones_like(width))
+    slope = most * xp.where(open_, -xp.expm1(-safe) / safe, xp.ones_like(width))
+
+    def chord(inside: Array) -> Array:
+        share = (inside - lower) / safe
+        return most * (share + (1 - share) * shrink)
+
+    d = at - reference.apply(at)
+    inside = clip(d, lower, upper)
+    here = chord(inside)
+    at_middle = here
+    if at is not box.midpoint:
+        at_middle = chord(clip(box.midpoint - reference.apply(box.midpoint), lower, upper))
+    in_box = box.differences is None
+    return Terms(reference, d, inside, top, here, at_middle, slope, most * shrink, most, box.half_width, in_box)
+
+
+class Sum(NamedTuple):
+    """The sum s of one or of all outputs, in units of ``exp(log_unit)``: at the anchor, its ends, and its range."""
+
+    here: Array
+    least: Array
+    most: Array
+    middle: Array
+    radius: Array | None
+    log_unit: Array
+
+
+def _supported(
+    y: Array, a: Array, b: Array, s: Sum, alpha: Array | None, gamma: Array | None
+) -> tuple[Array, Array, Array]:
+    """Slopes in y and in s (given or best) and the value of their plane at the anchor."""
+    xp = namespace(y)
+    floor = smallest_slope(y)
+    unit = maximum(s.here, floor)  # a larger s than the true one only lowers the plane
+    least, most = s.least, s.most
+    if s.radius is not None:
+        least, most = maximum(least, s.middle - s.radius), minimum(most, s.middle + s.radius)
+    log_unit = xp.log(unit) + s.log_unit
+    where = Rectangle(
+        y - log_unit, a - log_unit, b - log_unit, clip(least / unit, floor, 1.0), clip(most / unit, 1.0, 1 / floor)
+    )
+    if alpha is None or gamma is None:
+        best_alpha, best_gamma, value = supporting_plane(where)
+        if alpha is None and gamma is None:
+            return best_alpha, best_gamma / unit, value
+        alpha, gamma = best_alpha if alpha is None else alpha, best_gamma if gamma is None else gamma
+    alpha, gamma = clip(alpha, 0.0, 0.25), maximum(gamma, floor)
+    return alpha, gamma / unit, touching_value(where, alpha, gamma)
 
 
 class Candidate(NamedTuple):
-    """Planes for all outputs; ``value`` is -inf for outputs this candidate does not speak of."""
+    """Planes for some outputs: gradient = diagonal + sum of columns x rows; value -inf where it says nothing."""
 
     value: Array
     diagonal: Array
-    left: Array
-    right: Array
-    steep: Array
+    columns: list[Array]
+    rows: list[Array]
 
 
-def _rectangle(
-    y: Array, a: Array, b: Array, log_s: Array, log_s_lo: Array, log_s_hi: Array, middle: Array, radius: Array
-) -> Rectangle:
-    """The rectangle in units of s at the anchor; ``middle +- radius`` is another interval for s in those units."""
-    xp = namespace(y)
-    _, cap = limits(y)
-    s_lo = xp.exp(clip(log_s_lo - log_s, -cap, 0.0))
-    s_hi = xp.exp(clip(log_s_hi - log_s, 0.0, cap))
-    s_lo = minimum(maximum(s_lo, middle - radius), 1.0)
-    s_hi = maximum(minimum(s_hi, middle + radius), 1.0)
-    inside = clip(y, a, b)
-    return Rectangle(inside - log_s, a - log_s, b - log_s, s_lo, s_hi)
-
-
-def _slopes(where: Rectangle, alpha: Array | None, gamma: Array | None) -> tuple[Array, Array, Array]:
-    """Slopes, given or best, and the value of their plane at the anchor."""
-    xp = namespace(where.y)
-    best_alpha, best_gamma = best_slopes(where) if alpha is None or gamma is None else (alpha, gamma)
-    tiny = float(xp.finfo(where.y.dtype).smallest_normal) ** 0.5
-    alpha = best_alpha if alpha is None else clip(alpha, 0.0, 0.25)
-    gamma = best_gamma if gamma is None else maximum(gamma, tiny)
-    return alpha, gamma, touching_value(where, alpha, gamma)
-
-
-def _common_rows(terms: Terms, alpha: Array | None = None, gamma: Array | None = None) -> Candidate:
-    """Planes for all outputs with common reference weights: diagonal plus rank 3."""
+def _all_outputs(terms: Terms, alpha: Array | None = None, gamma: Array | None = None) -> Candidate:
+    """Planes for all outputs with common reference weights, save those whose own chord dominates the sum."""
     xp = namespace(terms.d)
-    log_s = leave_one_out_logsumexp(terms.log_chord)
-    middle, radius = xp.ones_like(log_s), xp.full_like(log_s, xp.inf)
-    largest = one_hot(xp.argmax(terms.log_slope, axis=-1), terms.log_slope)
-    rows = rest_rows(terms.log_slope, log_s, largest)
-    total = xp.sum(rows.right, axis=-1)  # of the common row and of the row of the largest
-    steepness = xp.sum(rows.left * total[..., None, :], axis=-1) + rows.diagonal  # sum of each row
-    if terms.exact_range:
-        middle, radius = _range_of_rows(terms, rows, steepness, log_s)
-    where = _rectangle(
-        terms.d,
-        terms.lower,
-        terms.upper,
-        log_s,
-        leave_one_out_logsumexp(terms.lower),
-        leave_one_out_logsumexp(terms.upper),
-        middle,
-        radius,
-    )
-    alpha, gamma, value = _slopes(where, alpha, gamma)
-    y_excess = terms.d - clip(terms.d, terms.lower, terms.upper)
-    s_excess = _rest_dot(rows, y_excess)
-    value = value + alpha * y_excess - gamma * s_excess
-    flat = xp.zeros_like(value)
-    alpha, gamma = xp.where(rows.steep, flat, alpha), xp.where(rows.steep, flat, gamma)
-    weights = xp.broadcast_to(terms.weights, value.shape)
-    shape = (*value.shape[:-1], 2, value.shape[-1])
-    return Candidate(
-        value=value,
-        diagonal=alpha - gamma * rows.diagonal,
-        left=xp.concat([-gamma[..., None] * rows.left, (gamma * steepness - alpha)[..., None]], axis=-1),
-        right=xp.concat([xp.broadcast_to(rows.right, shape), weights[..., None, :]], axis=-2),
-        steep=rows.steep,
-    )
+    reference, slope = terms.reference, terms.slope
+    total_slope = xp.sum(slope, axis=-1, keepdims=True)
+    rest_slope = total_slope - slope
+    usable = slope <= 0.5 * total_slope
+    radius = None
+    if terms.in_box and reference.index is not None:
+        h, J, theta = terms.half_width, reference.index, reference.theta
+        slope_J, h_J = pick(slope, J)[..., None], pick(h, J)[..., None]
+        swing = slope * h
+        others = xp.sum(swing, axis=-1, keepdims=True) - swing - slope_J * h_J
+        radius = others + xp.abs(slope_J - theta * rest_slope) * h_J
+    if reference.index is not None:
+        usable = usable & ~one_hot(reference.index, slope)  # J itself is worked out alone, with another reference
+    here = rest_of(terms.chord)
+    middle = here if terms.chord_at_middle is terms.chord else rest_of(terms.chord_at_middle)
+    s = Sum(here, rest_of(terms.least), rest_of(terms.most), middle, radius, terms.top)
+    alpha, gamma, value = _supported(terms.inside, reference.lower, reference.upper, s, alpha, gamma)
+    if not terms.in_box:
+        excess = terms.d - terms.inside
+        value = value + alpha * excess - gamma * (xp.sum(slope * excess, axis=-1, keepdims=True) - slope * excess)
+    columns, rows = [-gamma], [slope]
+    if reference.direction is not None:
+        columns.append(reference.theta * (gamma * rest_slope - alpha))
+        rows.append(reference.direction)
+    return Candidate(xp.where(usable, value, -xp.inf), alpha + gamma * slope, columns, rows)
 
 
-def _rest_dot(rows: RestRows, direction: Array) -> Array:
-    xp = namespace(direction)
-    return xp.matmul(rows.left, xp.matmul(rows.right, direction[..., None]))[..., 0] + rows.diagonal * direction
-
-
-def _range_of_rows(terms: Terms, rows: RestRows, steepness: Array, log_s: Array) -> tuple[Array, Array]:
-    """s at the midpoint and its half range over the box, in units of s at the anchor, for every output.
-
-    In x the row of s is ``slope_j (j != k) - w (sum of slopes)``: where w takes away from an entry, s varies less than
-    its terms do. Used for weights on a single logit J, where only one entry changes.
-    """
-    xp = namespace(log_s)
-    _, cap = limits(log_s)
-    h = terms.half_width
-    weighted = xp.astype(terms.weights != 0, h.dtype)
-    single = xp.sum(weighted, axis=-1, keepdims=True) <= 1
-    J = xp.argmax(weighted, axis=-1)
-    theta, h_J = pick(terms.weights, J)[..., None], pick(h, J)[..., None]
-    slope_J = xp.sum(rows.left * pick(rows.right, J[..., None])[..., None, :], axis=-1)
-    slope_J = slope_J + xp.where(one_hot(J, h), rows.diagonal, xp.zeros_like(rows.diagonal))
-    radius = _rest_dot(rows, h + xp.zeros_like(log_s)) - slope_J * h_J + xp.abs(slope_J - theta * steepness) * h_J
-    exponent = leave_one_out_logsumexp(terms.middle_log_chord) - log_s
-    usable = single & ~rows.steep & (exponent < cap)
-    return xp.exp(clip(exponent, -cap, cap)), xp.where(usable, radius, xp.full_like(radius, xp.inf))
-
-
-def _one_row(terms: Terms, k: Array) -> tuple[Array, Array, Array]:
-    """The plane of output ``k`` alone (one index per leading position): value, gradient row, steep."""
+def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> tuple[Array, Array]:
+    """Value ``[...]`` and gradient ``[..., K]`` of the plane of output ``k`` (one index per leading position)."""
     xp = namespace(terms.d)
-    _, cap = limits(terms.d)
-    own = one_hot(k, terms.d)
-    log_s = logsumexp(xp.where(own, -xp.inf, terms.log_chord))
-    exponent = xp.where(own, -xp.inf, terms.log_slope - log_s[..., None])
-    steep = xp.any(exponent > cap, axis=-1)
-    slopes = xp.where(steep[..., None], xp.zeros_like(exponent), xp.exp(minimum(exponent, cap)))
-    steepness = xp.sum(slopes, axis=-1)
-    middle, radius = xp.ones_like(log_s), xp.full_like(log_s, xp.inf)
-    if terms.exact_range:
-        middle_log_s = logsumexp(xp.where(own, -xp.inf, terms.middle_log_chord))
-        middle = xp.exp(clip(middle_log_s - log_s, -cap, cap))
-        radius = xp.sum(xp.abs(slopes - terms.weights * steepness[..., None]) * terms.half_width, axis=-1)
-        usable = ~steep & (middle_log_s - log_s < cap)
-        radius = xp.where(usable, radius, xp.full_like(radius, xp.inf))
-    where = _rectangle(
-        pick(terms.d, k),
-        pick(terms.lower, k),
-        pick(terms.upper, k),
-        log_s,
-        logsumexp(xp.where(own, -xp.inf, terms.lower)),
-        logsumexp(xp.where(own, -xp.inf, terms.upper)),
-        middle,
-        radius,
+    reference, slope = terms.reference, terms.slope
+    rest_slope = xp.sum(slope, axis=-1, keepdims=True)
+    pull = 0 if reference.direction is None else reference.theta * reference.direction
+    radius = xp.sum(xp.abs(slope - pull * rest_slope) * terms.half_width, axis=-1) if terms.in_box else None
+    here, least, most, middle = (
+        xp.sum(part, axis=-1) for part in (terms.chord, terms.least, terms.most, terms.chord_at_middle)
     )
-    alpha, gamma, value = _slopes(where, None, None)
-    excess = terms.d - clip(terms.d, terms.lower, terms.upper)
-    value = value + alpha * pick(excess, k) - gamma * xp.sum(slopes * excess, axis=-1)
+    s = Sum(here, least, most, middle, radius, terms.top[..., 0])
+    y, a, b = pick(terms.inside, k), pick(reference.lower, k), pick(reference.upper, k)
+    alpha, gamma, value = _supported(y, a, b, s, alpha, gamma)
+    if not terms.in_box:
+        excess = terms.d - terms.inside
+        value = value + alpha * pick(excess, k) - gamma * xp.sum(slope * excess, axis=-1)
     alpha, gamma = alpha[..., None], gamma[..., None]
-    row = xp.where(own, alpha, -gamma * slopes) + (gamma * steepness[..., None] - alpha) * terms.weights
-    return value, xp.where(steep[..., None], xp.zeros_like(row), row), steep
+    row = xp.where(one_hot(k, slope), alpha, -gamma * slope) + (gamma * rest_slope - alpha) * pull
+    return value, row
 
 
-def _best_row(rows: list[tuple[Array, Array, Array]], k: Array) -> Candidate:
-    """The best of several planes for output ``k`` as a candidate that speaks of this output only."""
-    value, row, steep = rows[0]
+def _best_of(planes: list[tuple[Array, Array]], k: Array) -> Candidate:
+    """The best of several planes of output ``k``, as a candidate that speaks of this output only."""
+    value, row = planes[0]
     xp = namespace(row)
-    for other_value, other_row, other_steep in rows[1:]:
+    for other_value, other_row in planes[1:]:
         better = other_value > value
         value = xp.where(better, other_value, value)
         row = xp.where(better[..., None], other_row, row)
-        steep = xp.where(better, other_steep, steep)
     own = one_hot(k, row)
-    alone = xp.astype(own, row.dtype)
-    return Candidate(
-        value=xp.where(own, value[..., None], -xp.inf),
-        diagonal=xp.zeros_like(row),
-        left=alone[..., None],
-        right=row[..., None, :],
-        steep=own & steep[..., None],
-    )
+    return Candidate(xp.where(own, value[..., None], -xp.inf), xp.zeros_like(row), [xp.astype(own, row.dtype)], [row])
 
 
-def _merge(candidates: list[Candidate], at: Array) -> LowRankPlanes:
+def _merge(at: Array, candidates: list[Candidate]) -> LowRankPlanes:
     """For every output the candidate with the largest value; their low-rank parts are put side by side."""
     xp = namespace(at)
     value = candidates[0].value
     for candidate in candidates[1:]:
         value = xp.maximum(value, candidate.value)
-    taken = xp.zeros_like(value) > 0
-    diagonal, steep = xp.zeros_like(value), taken
-    left, right = [], []
+    nothing = xp.zeros_like(value)
+    taken, diagonal = nothing > 0, nothing
+    columns: list[Array] = []
+    rows: list[Array] = []
     for candidate in candidates:
         mine = (candidate.value == value) & ~taken
         taken = taken | mine
         diagonal = xp.where(mine, candidate.diagonal, diagonal)
-        steep = steep | (mine & candidate.steep)
-        left.append(xp.where(mine[..., None], candidate.left, xp.zeros_like(candidate.left)))
-        right.append(xp.broadcast_to(candidate.right, (*value.shape[:-1], *candidate.right.shape[-2:])))
-    return LowRankPlanes(at, value, diagonal, xp.concat(left, axis=-1), xp.concat(right, axis=-2), steep=steep)
+        for column, row in zip(candidate.columns, candidate.rows):
+            column = xp.where(mine, column, nothing)
+            known = [i for i, seen in enumerate(rows) if seen is row]
+            if known:
+                columns[known[0]] = columns[known[0]] + column
+            else:
+                columns.append(column)
+                rows.append(row)
+    right = xp.stack([xp.broadcast_to(row, value.shape) for row in rows], axis=-2)
+    return LowRankPlanes(at, value, diagonal, xp.stack(columns, axis=-1), right)

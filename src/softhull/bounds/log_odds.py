@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
-from .._arrays import Array, clip, in_chunks, logsumexp, namespace, one_hot
+from array_api_compat import is_jax_array
+
+from .._arrays import Array, clip, constant, in_chunks, logsumexp, namespace
 from ..boxes import Box, Differences
 from .planes import LowRankPlanes
-from .rest import leave_one_out_logsumexp, rest_rows
+from .rest import leave_one_out_logsumexp
 
 # (v, v_lo, v_hi) -> (value, slope) of a concave increasing majorant of the sigmoid on [v_lo, v_hi]
 Majorant = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -42,6 +45,33 @@ def _range_from_differences(known: Differences) -> tuple[Array, Array]:
     return xp.concat([p[0] for p in pieces], axis=-1), xp.concat([p[1] for p in pieces], axis=-1)
 
 
+class RestAverage(NamedTuple):
+    """Softmax over the rest as rows: row k is ``diagonal_k e_k + left_k @ right``, the gradient of LSE(x_rest)."""
+
+    diagonal: Array
+    left: list[Array]
+    right: list[Array]
+
+
+def _log_odds(x: Array) -> tuple[Array, RestAverage]:
+    """The log-odds of every output and the averages over the rest that are their gradients, in one pass."""
+    xp = namespace(x)
+    top = constant(xp.max(x, axis=-1, keepdims=True))
+    terms = xp.exp(x - top)
+    total = xp.sum(terms, axis=-1, keepdims=True)
+    dominant = terms > 0.5 * total
+    if not (is_jax_array(x) or bool(xp.any(dominant))):
+        share = 1 / (total - terms)
+        return x - top - xp.log(total - terms), RestAverage(-share * terms, [share], [terms])
+    rest = xp.where(dominant, xp.ones_like(terms), total - terms)
+    others = xp.where(dominant, -xp.inf, x)  # the rest of the dominant one gets a scale of its own
+    log_others = logsumexp(others, keepdims=True)
+    v = x - xp.where(dominant, log_others, top + xp.log(rest))
+    alone = xp.astype(dominant, x.dtype)
+    share = (1 - alone) / rest
+    return v, RestAverage(-share * terms, [share, alone], [terms, xp.exp(others - log_others)])
+
+
 def upper_planes(box: Box, at: Array, majorant: Majorant, tangent: Array | None = None) -> LowRankPlanes:
     """Tangent planes at ``at`` of ``majorant(v_k(x))`` for all outputs.
 
@@ -50,17 +80,14 @@ def upper_planes(box: Box, at: Array, majorant: Majorant, tangent: Array | None 
     """
     xp = namespace(at)
     lowest, highest = log_odds_range(box)
-    log_rest = leave_one_out_logsumexp(at)
-    v = at - log_rest
+    v, rest = _log_odds(at)
     touch = clip(v if tangent is None else tangent, lowest, highest)
     value, slope = majorant(touch, lowest, highest)
     value = value + slope * (v - touch)
-    largest = one_hot(xp.argmax(at, axis=-1), at)
-    rest = rest_rows(at, log_rest, largest)
     return LowRankPlanes(
         at=at,
         value=value,
         diagonal=slope * (1 - rest.diagonal),
-        left=-slope[..., None] * rest.left,
-        right=rest.right,
+        left=xp.stack([-slope * column for column in rest.left], axis=-1),
+        right=xp.stack(rest.right, axis=-2),
     )

@@ -95,7 +95,7 @@ def lse_prime_lower(box: Box, at: Array, outputs: Array | None = None) -> LowRan
     open_ = width > 0
     rate = xp.where(open_, gain / xp.where(open_, width, xp.ones_like(width)), sigmoid(-lowest))
     value = xp.exp(-softplus(-lowest) + rate * (v - lowest))
-    rows = rest_rows(log_chord_slope(box.lower, box.upper), log_rest, one_hot(xp.argmax(chords, axis=-1), at))
+    rows = rest_rows(log_chord_slope(box.lower, box.upper), log_rest)
     slope = xp.where(rows.steep, xp.zeros_like(value), value * rate)
     left = -slope[..., None] * rows.left
     return LowRankPlanes(at, value, slope * (1 - rows.diagonal), left, rows.right, steep=rows.steep)

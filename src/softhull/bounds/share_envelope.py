@@ -13,7 +13,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .._arrays import Array, clip, constant, is_differentiated, limits, maximum, minimum, namespace, sigmoid
+from .._arrays import (
+    Array,
+    clip,
+    constant,
+    is_differentiated,
+    limits,
+    maximum,
+    minimum,
+    namespace,
+    sigmoid,
+    where_true,
+)
 
 ROOT_STEPS = 14  # the error of the value is quadratic in that of the root; tested against a fine grid
 
@@ -31,6 +42,7 @@ class Rectangle(NamedTuple):
 def touching_value(where: Rectangle, alpha: Array, gamma: Array) -> Array:
     """The value at ``(y, 1)`` of the highest plane with slopes ``alpha`` and ``-gamma`` below F on the rectangle."""
     xp = namespace(where.y)
+    alpha, gamma = clip(alpha, 0.0, 0.25), maximum(gamma, smallest_slope(where.y))
     root = xp.sqrt(maximum(1 - 4 * alpha, 0.0))
     p = 2 * alpha / (1 + root)
     rising = p > 0
@@ -80,21 +92,43 @@ def _mixture(where: Rectangle, t: Array) -> Mixture:
     return Mixture(slope1, xp.where(open_, rise / span, slope1), gamma, slope1 * span - rise)
 
 
-def best_slopes(where: Rectangle) -> tuple[Array, Array]:
-    """Slopes ``(alpha, gamma)`` of the plane that supports the convex envelope of F at ``(y, 1)``."""
-    xp = namespace(where.y)
+def supporting_plane(where: Rectangle) -> tuple[Array, Array, Array]:
+    """``(alpha, gamma, value)`` of the plane that supports the convex envelope of F at ``(y, 1)``."""
+    p = sigmoid(where.y)
+    slope = p * (1 - p)
+    tangent = slope, slope, p
+    # Where F is still convex and its tangent plane stays below it up to the end b, nothing better exists.
+    crossed = (_overshoot(where, p, slope) > 0) | (p > 0.5)
+    return where_true(crossed, _secant_plane, tuple(where), tangent)
+
+
+def _overshoot(where: Rectangle, p: Array, slope: Array) -> Array:
+    """By how much the tangent plane of F at ``(y, 1)`` exceeds F along the edge ``y = b``."""
+    xp = namespace(p)
+    _, cap = limits(p)
+    e_b = xp.exp(clip(where.b, -cap, cap))
+    gamma = maximum(slope, smallest_slope(p))
+    z = xp.sqrt(gamma * e_b)
+    s = clip(z * (1 - z) / gamma, where.s_lo, where.s_hi)
+    return p + slope * (1 - s + (where.b - where.y)) - e_b / (e_b + s)
+
+
+def _secant_plane(*rectangle: Array) -> tuple[Array, Array, Array]:
+    where = Rectangle(*rectangle)
     fixed = Rectangle(*(constant(part) for part in where))
     t = _balance(fixed)
     if is_differentiated(*where):
         t = _implicit(where, fixed, t)
     found = _mixture(where, t)
-    inside = t < where.y
-    alpha = xp.where(inside, found.alpha_secant, found.alpha_tangent)
-    p = sigmoid(where.y)
-    gamma = xp.where(inside, found.gamma, p * (1 - p))
-    alpha = xp.where(inside, alpha, p * (1 - p))
-    tiny = float(xp.finfo(where.y.dtype).smallest_normal) ** 0.5
-    return clip(alpha, 0.0, 0.25), maximum(gamma, tiny)
+    xp = namespace(t)
+    alpha = clip(xp.where(t < where.y, found.alpha_secant, found.alpha_tangent), 0.0, 0.25)
+    gamma = maximum(found.gamma, smallest_slope(t))
+    return alpha, gamma, touching_value(where, alpha, gamma)
+
+
+def smallest_slope(like: Array) -> float:
+    """The slope gamma is kept away from zero by a number whose square is still normal."""
+    return float(namespace(like).finfo(like.dtype).smallest_normal) ** 0.5
 
 
 def _balance(where: Rectangle) -> Array:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .._arrays import Array, constant, limits, maximum, minimum, namespace, sigmoid
+from .._arrays import Array, constant, limits, maximum, namespace, sigmoid
 
-NEWTON_STEPS = 4  # from the starting point below, enough for full double precision (tested)
+NEWTON_STEPS = 3  # from the starting point below, enough for full double precision (tested)
 
 
 def chord_slope(a: Array, b: Array) -> Array:
@@ -23,21 +23,24 @@ def tangent_point(start: Array) -> tuple[Array, Array]:
     above the sigmoid at ``start``. For ``start >= 0`` the sigmoid is concave already and both are 0.
     """
     xp = namespace(start)
-    convex = start < 0
-    reach = xp.where(convex, -start, xp.ones_like(start))
-    # t ~ reach / 2 for short chords, e^t ~ reach + t + 1 for long ones
-    far = xp.log1p(reach)
-    far = xp.log1p(reach + far)
-    t = constant(minimum(0.5 * reach, far))
-    for _ in range(NEWTON_STEPS):
-        slope = sigmoid(t) * sigmoid(-t)
-        bend = slope * (2 * sigmoid(t) - 1)  # minus the second derivative, positive for t > 0
-        wrong = chord_slope(-reach, t) - slope
-        t = maximum(t - wrong / (bend - wrong / (t + reach)), 0.25 * t)
     eps, _ = limits(start)
-    error = 16 * eps * (1 + t + 1 / maximum(t, eps**0.5))
-    zero = xp.zeros_like(t)
-    return xp.where(convex, maximum(t - error, 0.0), zero), xp.where(convex, t + error, zero)
+    short = 4 * eps ** (1 / 7)  # below it the series t = reach / 2 - reach^3 / 80 beats the equation, which cancels
+    length = maximum(-start, 0.0)
+    reach = maximum(length, short)
+    from_start, shrink = sigmoid(reach), xp.exp(-reach)
+    # within 0.05 of the root: t ~ reach / 2 for short chords, e^t ~ reach + t + 1 for long ones
+    square = reach * reach
+    t = constant(xp.log1p(0.5 * reach) + 0.7 * square / (square + 0.82 * reach + 6.65))
+    for _ in range(NEWTON_STEPS):
+        p = sigmoid(t)
+        q = 1 - p
+        slope, span = p * q, t + reach
+        wrong = from_start * (p - shrink * q) / span - slope  # chord slope minus slope at t
+        t = t - wrong / (slope * (p - q) - wrong / span)
+    t = xp.where(length < short, length * (0.5 - length * length / 80), t)
+    # rounding of 1 - p for long chords and of p - shrink * q for short ones, carried through the division
+    error = xp.where(length > 0, 16 * eps * (1 + reach + 1 / maximum(t * t, eps)), xp.zeros_like(t))
+    return maximum(t - error, 0.0), t + error
 
 
 def concave_envelope(v: Array, lowest: Array, highest: Array) -> tuple[Array, Array]:
@@ -45,8 +48,8 @@ def concave_envelope(v: Array, lowest: Array, highest: Array) -> tuple[Array, Ar
     xp = namespace(v)
     below, above = tangent_point(lowest)
     at_lowest = sigmoid(lowest)
-    at_below = sigmoid(below) * sigmoid(-below)
-    slope_of_chord = xp.where(highest < above, chord_slope(lowest, highest), at_below)
+    at_below = sigmoid(below)
+    slope_of_chord = xp.where(highest < above, chord_slope(lowest, highest), at_below * (1 - at_below))
     on_chord = v < above
     at_v = sigmoid(v)
     value = xp.where(on_chord, at_lowest + slope_of_chord * (v - lowest), at_v)

@@ -37,8 +37,8 @@ def softmax_bounds(
     """Bounds ``L(x) <= softmax(x) <= U(x)``: convex in x from below, concave from above, for x in the box.
 
     ``x``, ``lower``, ``upper`` broadcast against each other, logits on the last axis. ``outputs``: which
-    probabilities (an int drops the axis, None is all of them). ``differences``: a pair of arrays ``[..., j, k]`` bounding
-    ``x_j - x_k``. A side the bound does not have is None.
+    probabilities (an int drops the axis, None is all of them). ``differences``: a pair of arrays ``[..., j, k]``
+    bounding ``x_j - x_k``. A side the bound does not have is None.
     """
     box, x, chosen, single = _prepare(lower, upper, x, "x", outputs, differences)
     row = find_bound(bound)
