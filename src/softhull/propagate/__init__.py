@@ -1,0 +1,1 @@
+"""How bounds move through a graph."""

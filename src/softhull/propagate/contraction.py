@@ -1,0 +1,194 @@
+"""Contract before relaxing: matrix products met with coefficients C.
+
+``<C, X @ Y> = sum_ij C_ij sum_k X_ik Y_kj`` is a sum of products of linear functions of X and of Y that belong to this
+specification. Bounding those functions by walks of their own and relaxing their few products loses less than relaxing
+every scalar product. Three ways to write the sum:
+
+- keep X: ``sum_ik X_ik u_ik`` with ``u = C @ Y'``;
+- keep X whose rows are probabilities: ``sum_ik r_ik u_ik + sum_ik X_ik (u_ik - sum_m r_im u_im)`` for any reference
+  weights r that sum to one, so that only differences of values are multiplied;
+- keep neither: with orthonormal columns V, ``C = (C V) V' + rest``, and the sum is
+  ``sum_rk ((C V)' X)_rk (Y V)_kr + <rest, X @ Y>``; for singular vectors V of C the rest is rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..graph.operator import Interval
+from ..graph.ops.matmul import MatMul
+from .free import Free
+
+if TYPE_CHECKING:
+    from .crown import LinearBounds
+
+# Coefficients on both factors, constant, and what is left of C to be relaxed otherwise.
+Found = tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]
+
+# Singular values below this share of the largest are left to the rest.
+_NEGLIGIBLE = 1e-9
+
+
+def contract(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> Found | None:
+    """A lower bound on ``<C, product>`` from contracted factors, or None where they would be too many."""
+    node = bounds.graph.nodes[index]
+    operator = node.operator
+    if not isinstance(operator, MatMul) or len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
+        return None
+    left, right = node.inputs
+    rank = len(node.shape)
+    for kept, axis, flipped in ((left, rank - 1, False), (right, rank - 2, True)):
+        if bounds.structure.rows_are_softmax(kept, axis):
+            return _keep_one(bounds, index, C, flipped, bounds.method.simplex, free)
+    if C.shape[1] > 1:
+        return _keep_neither(bounds, index, C, free)
+    used = (C != 0).any(1)
+    return _keep_one(bounds, index, C, int(used.any(-2).sum()) < int(used.any(-1).sum()), False, free)
+
+
+def _keep_one(
+    bounds: LinearBounds, index: int, C: Tensor, flipped: bool, simplex: bool, free: Free | None
+) -> Found | None:
+    """The left factor is kept and the right one contracted; ``flipped`` exchanges them by transposing everything."""
+    node = bounds.graph.nodes[index]
+    kept, inner = reversed(node.inputs) if flipped else node.inputs
+    lower, upper = (end.mT if flipped else end for end in bounds.interval(kept))
+    leading, inner_size = lower.shape[1:-1], lower.shape[-1]
+    groups = math.prod(leading[:-1])
+    lower, upper = (end.reshape(-1, groups, leading[-1], inner_size) for end in (lower, upper))
+    rows = (C.mT if flipped else C).reshape(*C.shape[:2], groups, leading[-1], -1)
+    reference = _reference(lower, upper) if simplex else None
+
+    def bound_rows() -> Interval | None:
+        return _bound_rows(bounds, inner, rows, inner_size, reference, flipped)
+
+    found = bound_rows() if free is None or rows.requires_grad else free.remember(index, "rows", bound_rows)
+    if found is None:
+        return None
+    on_kept, on_rows, constant = _relax_products(bounds, index, (lower, upper), found, free)
+    if reference is not None:
+        on_rows = on_rows + reference * (1 - on_rows.sum(-1, keepdim=True))
+    S, B = on_kept.shape[:2]
+    back_kept = on_kept.reshape(S, B, *leading, inner_size)
+    back_inner = (on_rows.mT @ rows).reshape(S, B, *leading[:-1], inner_size, -1)
+    pair = (back_inner.mT, back_kept.mT) if flipped else (back_kept, back_inner)
+    return pair, constant, None
+
+
+def _keep_neither(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> Found | None:
+    """Both factors contracted with singular vectors of C."""
+    node = bounds.graph.nodes[index]
+    left, right = node.inputs
+    left_shape, right_shape = (bounds.graph.shape_of(i) for i in node.inputs)
+    S, B = C.shape[:2]
+    inner_size = left_shape[-1]
+    matrices = C.reshape(S, B, -1, *C.shape[-2:])
+    if not matrices.isfinite().all():
+        return None
+    _, sizes, vectors = torch.linalg.svd(matrices.detach(), full_matrices=False)
+    rank = max(1, int((sizes > _NEGLIGIBLE * sizes[..., :1]).flatten(0, 2).any(0).sum()))
+    if S * matrices.shape[2] * rank * inner_size > bounds.method.contract_limit:
+        return None
+    basis = vectors[..., :rank, :].mT
+    amounts = matrices @ basis  # [S, B, groups, I, R]
+    rest = (matrices - amounts @ basis.mT).reshape(C.shape)
+    x = _bound_combinations(bounds, left, amounts, inner_size, transposed=True)
+    y = _bound_combinations(bounds, right, basis, inner_size, transposed=False)
+    on_x, on_y, constant = _relax_products(bounds, index, x, y, free)
+    back_left = (amounts @ on_x).reshape(S, B, *left_shape)
+    back_right = (basis @ on_y).mT.reshape(S, B, *right_shape)
+    return (back_left, back_right), constant, rest
+
+
+def _relax_products(
+    bounds: LinearBounds, index: int, x: Interval, y: Interval, free: Free | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients on x and on y and the constant ``[S, B]`` of a plane below the sum of all ``x * y``."""
+    (lx, ux), (ly, uy) = x, y
+    default = ly.new_full(torch.broadcast_shapes(lx.shape, ly.shape), bounds.method.mixture)
+    low = default if free is None else free(index, "product", default)
+    high = 1 - low
+    constant = -(low * lx * ly + high * ux * uy).flatten(2).sum(-1)
+    return low * ly + high * uy, low * lx + high * ux, constant
+
+
+def _reference(lower: Tensor, upper: Tensor) -> Tensor:
+    """Reference weights: the value whose probability moves most stands for all."""
+    return torch.nn.functional.one_hot((upper - lower).argmax(-1), lower.shape[-1]).to(lower)
+
+
+def _bound_rows(
+    bounds: LinearBounds, inner: int, rows: Tensor, inner_size: int, reference: Tensor | None, flipped: bool
+) -> Interval | None:
+    """Bounds ``[S, B, groups, rows, inner_size]`` on what every row of coefficients makes of every inner line.
+
+    Rows of zeros cost nothing and equal rows are bounded once. With reference weights it is the difference to the
+    weighted mean of the lines that is bounded.
+    """
+    S, _, groups, count, width = rows.shape
+    used = (rows != 0).any(1).any(-1)
+    where = used.nonzero()
+    picked = rows.permute(0, 2, 3, 1, 4)[used]  # [N, B or 1, width]
+    group, line = where[:, 1], where[:, 2]
+    repeated = torch.arange(len(where), device=rows.device)
+    if picked.shape[1] == 1 and reference is None and not picked.requires_grad:
+        tagged = torch.cat((group[:, None].to(picked), picked[:, 0]), 1)
+        distinct, repeated = torch.unique(tagged, dim=0, return_inverse=True)
+        group, picked = distinct[:, 0].long(), distinct[:, None, 1:]
+    if len(group) * inner_size > bounds.method.contract_limit:
+        return None
+    unit = torch.eye(inner_size, dtype=rows.dtype, device=rows.device)[:, None, None]
+    ends: list[Interval] = []
+    for part in torch.arange(len(group), device=rows.device).split(max(1, bounds.chunk(inner) // inner_size)):
+        bounds.check_time()
+        weights = unit  # [lines, N, B or 1, lines]: which lines enter
+        if reference is not None:
+            weights = weights - reference[:, group[part], line[part]].transpose(0, 1)
+        block = weights[..., None] * picked[part][:, :, None]
+        spread = block.new_zeros(*block.shape[:3], groups, inner_size, width)
+        spread[:, torch.arange(len(part)), :, group[part]] = block.transpose(0, 1)
+        ends.append(_bound_spread(bounds, inner, spread, flipped))
+    if not ends:
+        nothing = rows.new_zeros(S, bounds.size, groups, count, inner_size)
+        return nothing, nothing
+
+    def gathered(found: Tensor) -> Tensor:
+        full = rows.new_zeros(S, groups, count, inner_size, bounds.size)
+        full = full.index_put((where[:, 0], where[:, 1], where[:, 2]), found[:, repeated].transpose(0, 1))
+        return full.permute(0, 4, 1, 2, 3)
+
+    return gathered(torch.cat([low for low, _ in ends], 1)), gathered(torch.cat([high for _, high in ends], 1))
+
+
+def _bound_combinations(
+    bounds: LinearBounds, factor: int, weights: Tensor, inner_size: int, transposed: bool
+) -> Interval:
+    """Bounds ``[S, B, groups, R, inner_size]`` on a factor combined by ``weights [S, B, groups, n, R]``."""
+    S, B, groups, width, R = weights.shape
+    columns = weights.permute(0, 2, 4, 1, 3).reshape(S * groups * R, B, width)
+    group = torch.arange(groups, device=weights.device).repeat_interleave(R).repeat(S)
+    lines = torch.arange(inner_size, device=weights.device)
+    ends: list[Interval] = []
+    for part in torch.arange(len(group), device=weights.device).split(max(1, bounds.chunk(factor) // inner_size)):
+        bounds.check_time()
+        spread = weights.new_zeros(inner_size, len(part), B, groups, inner_size, width)
+        number = torch.arange(len(part), device=weights.device)
+        # Advanced indices around a slice: the indexed dimensions (lines, columns) come first.
+        spread[lines[:, None], number, :, group[part], lines[:, None]] = columns[part]
+        ends.append(_bound_spread(bounds, factor, spread, transposed))
+
+    def gathered(found: Tensor) -> Tensor:
+        return found.reshape(inner_size, S, groups, R, -1).permute(1, 4, 2, 3, 0)
+
+    return gathered(torch.cat([low for low, _ in ends], 1)), gathered(torch.cat([high for _, high in ends], 1))
+
+
+def _bound_spread(bounds: LinearBounds, factor: int, spread: Tensor, transposed: bool) -> Interval:
+    """Bounds ``[lines, N, B]`` for coefficients ``[lines, N, B or 1, groups, inner_size, width]`` on one factor."""
+    shaped = (spread.mT if transposed else spread).reshape(-1, spread.shape[2], *bounds.graph.shape_of(factor))
+    low, high = bounds.between(factor, shaped)
+    return low.reshape(*spread.shape[:2], -1), high.reshape(*spread.shape[:2], -1)

@@ -1,0 +1,266 @@
+"""Backward linear bounds (CROWN, DeepPoly) of a graph over a region of inputs.
+
+A *walk* starts with coefficients ``[S, B, *shape]`` on one node (S specifications of B instances; a B of 1 is
+shared by all instances) and replaces node after node, last first, by a linear bound in its inputs, until only the
+network input is left, where the region gives a number. The claim after every step is
+
+    <C, node>  >=  sum_i <A_i, pending node i>  +  constant        for every input of the region,
+
+so the pending coefficients are a complete record of the step: whoever wants to charge rounding errors, write a
+certificate or continue with another kind of form needs nothing but the relaxations used and this claim. Upper bounds
+are lower bounds of the negated specification; up to the first relaxation both sides share one walk.
+
+Relaxations ask for intervals of their inputs, which are found on demand by walks of their own, met with interval
+arithmetic, and kept. One file per relaxation that is not entrywise: ``products.py`` and ``softmax.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from ..graph.graph import Graph
+from ..graph.operator import Affine, Bilinear, Elementwise, Interval, Lines
+from ..graph.ops.softmax import Softmax
+from . import products
+from . import softmax as softmaxes
+from .free import Free
+from .methods import Method
+from .perturbation import Region
+from .structure import Structure
+
+Pending = dict[int, Tensor]
+
+
+class OutOfTime(Exception):
+    """The deadline passed in the middle of a computation."""
+
+
+class LinearBounds:
+    """Sound bounds on linear functions of the nodes of ``graph`` for all inputs of ``region``.
+
+    ``memory`` bounds the bytes of one coefficient tensor; specifications are walked in chunks that fit.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        region: Region,
+        method: Method,
+        structure: Structure | None = None,
+        memory: int = 1 << 24,
+        deadline: float = math.inf,
+    ) -> None:
+        self.graph = graph
+        self.region = region
+        self.method = method
+        self.memory = memory
+        self.structure = structure or Structure(graph)
+        self.size = region.size
+        self.deadline = deadline
+        self._rough: dict[int, Interval] = {}
+        self._known: dict[int, Interval] = {}
+        self.known_differences: dict[int, Interval | None] = {}
+        self._lines: dict[int, Lines] = {}
+        self.planes: dict[int, softmaxes.RowPlanes] = {}
+        self.more_planes: dict[int, list[softmaxes.DensePlanes]] = {}
+
+    def take(self, instances: Tensor) -> LinearBounds:
+        """The same bounds for some of the instances, in the order given; repetitions are allowed."""
+        part = LinearBounds(
+            self.graph, self.region.take(instances), self.method, self.structure, self.memory, self.deadline
+        )
+        for kept, found in (
+            (part._rough, self._rough),
+            (part._known, self._known),
+            (part.known_differences, self.known_differences),
+        ):
+            kept |= {i: pair and (pair[0][instances], pair[1][instances]) for i, pair in found.items()}
+        for i, planes in self.planes.items():
+            if isinstance(planes, softmaxes.DensePlanes):
+                part.planes[i] = planes.take(instances)
+        part.more_planes = {i: [p.take(instances) for p in more] for i, more in self.more_planes.items()}
+        return part
+
+    def check_time(self) -> None:
+        """Raise OutOfTime after the deadline (a value of ``time.monotonic``); called between pieces of work."""
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+
+    def forget_after(self, index: int) -> None:
+        """Drop what was derived from earlier bounds of a node, so that it is found again from better ones."""
+        for kept in (self._rough, self._known, self._lines, self.planes, self.more_planes):
+            for later in [i for i in kept if i >= index]:
+                del kept[later]
+        for later in [i for i in self.known_differences if i > index]:
+            del self.known_differences[later]
+
+    # What is known of a node on its own
+
+    def interval(self, index: int, consumer: Elementwise | None = None) -> Interval:
+        """The best bounds ``[B, *shape]`` at hand for one node, found by a walk where that can gain something.
+
+        Entries on which ``consumer`` is already linear need no better bounds and get none.
+        """
+        if index < 0:
+            return self.region.lower, self.region.upper
+        if index not in self._known:
+            with torch.no_grad():
+                self._known[index] = self._refine(index, consumer)
+        return self._known[index]
+
+    def rough(self, index: int) -> Interval:
+        """Bounds by interval arithmetic on whatever is known of earlier nodes; starts no walk."""
+        if index < 0:
+            return self.region.lower, self.region.upper
+        if index in self._known:
+            return self._known[index]
+        if index not in self._rough:
+            node = self.graph.nodes[index]
+            with torch.no_grad():
+                for earlier in range(index):
+                    if earlier not in self._rough and earlier not in self._known:
+                        self.rough(earlier)
+                self._rough[index] = node.operator.interval(*(self.rough(i) for i in node.inputs))
+        return self._rough[index]
+
+    def _refine(self, index: int, consumer: Elementwise | None) -> Interval:
+        node = self.graph.nodes[index]
+        operator = node.operator
+        source = self.structure.source(index)
+        if source != index:
+            lower, upper = self.interval(source, consumer if source >= 0 else None)
+            order = self.structure.order(index)
+            return _reorder(lower, order, node.shape), _reorder(upper, order, node.shape)
+        everywhere = self.method.everywhere
+        if isinstance(operator, Elementwise) and not everywhere:
+            return operator.interval(self.interval(node.inputs[0], operator))
+        if isinstance(operator, Softmax) and not everywhere:
+            return softmaxes.probabilities(self, index)
+        lower, upper = operator.interval(*(self.interval(i) for i in node.inputs)) if everywhere else self.rough(index)
+        wanted = torch.arange(math.prod(node.shape), device=lower.device)
+        if consumer is not None and not everywhere:
+            wanted = wanted[~_already_linear(consumer, lower, upper)]
+        lower, upper = lower.clone(), upper.clone()
+        for entries in wanted.split(self.chunk(index)):
+            self.check_time()
+            units = lower.new_zeros(len(entries), 1, math.prod(node.shape))
+            units[torch.arange(len(entries)), 0, entries] = 1
+            low, high = self.between(index, units.reshape(len(entries), 1, *node.shape))
+            flat_lower, flat_upper = lower.flatten(1), upper.flatten(1)
+            flat_lower[:, entries] = torch.maximum(flat_lower[:, entries], low.T)
+            flat_upper[:, entries] = torch.minimum(flat_upper[:, entries], high.T)
+            lower, upper = flat_lower.reshape(lower.shape), flat_upper.reshape(upper.shape)
+        return _ordered(lower, upper)
+
+    def differences(self, index: int) -> Interval | None:
+        """Bounds ``[B, rows, K, K]`` on ``x_j - x_k`` within the rows of a softmax, if known."""
+        if index not in self.known_differences:
+            with torch.no_grad():
+                self.known_differences[index] = softmaxes.differences(self, index)
+        return self.known_differences[index]
+
+    # Linear functions of a node
+
+    def between(self, index: int, coefficients: Tensor, contract: bool = False) -> Interval:
+        """Lower and upper bounds ``[S, B]`` on ``<coefficients, node>`` for one chunk of specifications."""
+        return self._walk(index, coefficients, both=True, contract=contract, free=None)
+
+    def lower(self, index: int, coefficients: Tensor, contract: bool = False, free: Free | None = None) -> Tensor:
+        """Lower bounds ``[S, B]`` on ``<coefficients, node>``."""
+        return self._walk(index, coefficients, both=False, contract=contract, free=free)[0]
+
+    def chunk(self, index: int) -> int:
+        """How many specifications on a node fit the memory at once."""
+        return max(1, self.memory // (8 * self.size * self.structure.width(index)))
+
+    def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None) -> Interval:
+        pending: Pending = {index: C}
+        constant = C.new_zeros(C.shape[0], 1)
+        everywhere = self.method.everywhere
+        best: Tensor | None = None
+        while (top := max(pending, default=-1)) >= 0:
+            node = self.graph.nodes[top]
+            if both and (everywhere or not isinstance(node.operator, Affine)):
+                pending = {i: torch.cat((A, -A)) for i, A in pending.items()}
+                constant = torch.cat((constant, -constant))
+                both = False
+            A = pending.pop(top)
+            for i, back in zip(node.inputs, (step := self._step(top, A, contract, free))[0]):
+                pending[i] = pending[i] + back if i in pending else back
+            constant = constant + step[1]
+            if everywhere:
+                here = self._concretise(pending, constant)
+                best = here if best is None else torch.maximum(best, here)
+        lower = self._input_minimum(pending, constant)
+        if both:
+            upper = -self._input_minimum({i: -A for i, A in pending.items()}, -constant)
+            return _sound(lower, -math.inf), _sound(upper, math.inf)
+        lower = _sound(lower if best is None else torch.maximum(lower, best), -math.inf)
+        half = C.shape[0]
+        return lower[:half], -lower[half:]
+
+    def _step(self, index: int, A: Tensor, contract: bool, free: Free | None) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Coefficients on the inputs of a node, and the constant, that bound ``<A, node>`` from below."""
+        node = self.graph.nodes[index]
+        operator = node.operator
+        if isinstance(operator, Affine):
+            return operator.backward(A, tuple(self.graph.shape_of(i) for i in node.inputs))
+        if isinstance(operator, Elementwise):
+            lines = self.lines(index, A.shape[0], free)
+            rising = A >= 0
+            slope = torch.where(rising, lines.lower_slope, lines.upper_slope)
+            offset = torch.where(rising, lines.lower_offset, lines.upper_offset)
+            return (A * slope,), (A * offset).flatten(2).sum(-1)
+        if isinstance(operator, Bilinear):
+            return products.step(self, index, A, contract, free)
+        if isinstance(operator, Softmax):
+            return softmaxes.step(self, index, A, free)
+        raise NotImplementedError(f"no linear relaxation for {operator.name} at {node.label}")
+
+    def lines(self, index: int, specifications: int, free: Free | None) -> Lines:
+        node = self.graph.nodes[index]
+        operator = node.operator
+        assert isinstance(operator, Elementwise)
+        if free is not None:
+            lower, upper = self.interval(node.inputs[0], operator)
+            lower, upper = (end.expand(specifications, *end.shape) for end in (lower, upper))
+            return operator.lines(lower, upper, free(index, "line", operator.start(lower, upper), axis=2))
+        if index not in self._lines:
+            self._lines[index] = operator.lines(*self.interval(node.inputs[0], operator))
+        return self._lines[index]
+
+    def _input_minimum(self, pending: Pending, constant: Tensor) -> Tensor:
+        total = constant.expand(-1, self.size)
+        return total + self.region.minimum(pending[-1]) if -1 in pending else total
+
+    def _concretise(self, pending: Pending, constant: Tensor) -> Tensor:
+        """The bound that the intervals of the pending nodes give, without walking further."""
+        total = constant.expand(-1, self.size)
+        for index, A in pending.items():
+            total = total + Region(*self.interval(index)).minimum(A)
+        return total
+
+
+def _already_linear(operator: Elementwise, lower: Tensor, upper: Tensor) -> Tensor:
+    """Mask over the entries of one instance: relaxing them loses nothing, whatever the instance."""
+    lines = operator.lines(lower, upper)
+    same = (lines.lower_slope == lines.upper_slope) & (lines.lower_offset == lines.upper_offset)
+    return same.flatten(1).all(0)
+
+
+def _reorder(t: Tensor, order: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return t.flatten(1)[:, order.to(t.device)].reshape(t.shape[0], *shape)
+
+
+def _ordered(lower: Tensor, upper: Tensor) -> Interval:
+    """Two sound bounds of one value may cross by rounding where it is nearly a point; keep them in order."""
+    return torch.minimum(lower, upper), torch.maximum(lower, upper)
+
+
+def _sound(bound: Tensor, nothing: float) -> Tensor:
+    """NaN (infinities that met on the way) says nothing."""
+    return torch.where(bound.isnan(), torch.full_like(bound, nothing), bound)

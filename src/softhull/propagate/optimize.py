@@ -1,0 +1,44 @@
+"""Gradient steps on the free parameters of a walk: every iterate is sound, the best is kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .crown import LinearBounds
+from .free import Free
+from .softmax import refine_differences
+
+
+def optimized_lower(
+    bounds: LinearBounds, index: int, coefficients: Tensor, steps: int, rate: float, target: float
+) -> Tensor:
+    """Lower bounds ``[S, B]`` on ``<coefficients, node>`` after ``steps`` projected gradient steps.
+
+    Instances stop once all their specifications exceed ``target``.
+    """
+    best = coefficients.new_full((coefficients.shape[0], bounds.size), -torch.inf)
+    active = torch.arange(bounds.size, device=coefficients.device)
+    free = Free()
+    for step in range(steps + 1):
+        bounds.check_time()
+        with torch.enable_grad():
+            value = bounds.lower(index, coefficients, contract=True, free=free)
+            objective = torch.where(value.isfinite(), value, torch.zeros_like(value)).sum()
+        best[:, active] = torch.maximum(best[:, active], value.detach())
+        still_open = (best[:, active] <= target).any(0).nonzero()[:, 0]
+        if step == steps or not len(still_open):
+            break
+        free.ascend(objective, rate * (1 - step / steps))
+        if len(still_open) < len(active):
+            active, bounds = active[still_open], bounds.take(still_open)
+            coefficients = coefficients[:, still_open] if coefficients.shape[1] > 1 else coefficients
+            free.take(still_open)
+    return best
+
+
+def optimize_differences(bounds: LinearBounds, steps: int, rate: float) -> None:
+    """Tighten the score differences of every softmax met so far, first to last, and what follows from them."""
+    for index in sorted(bounds.known_differences):
+        if refine_differences(bounds, index, lambda i, C: optimized_lower(bounds, i, C, steps, rate, torch.inf)):
+            bounds.forget_after(index)

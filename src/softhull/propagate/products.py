@@ -1,0 +1,60 @@
+"""Products of two variable tensors: McCormick planes, term by term or on contracted factors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..graph.operator import Bilinear
+from . import contraction
+from .free import Free
+
+if TYPE_CHECKING:
+    from .crown import LinearBounds
+
+
+def step(
+    bounds: LinearBounds, index: int, C: Tensor, contract: bool, free: Free | None
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Coefficients on both factors and the constant that bound ``<C, product>`` from below."""
+    found = contraction.contract(bounds, index, C, free) if contract else None
+    if found is None:
+        return _term_by_term(bounds, index, C, free)
+    coefficients, constant, rest = found
+    if rest is None:
+        return coefficients, constant
+    (on_x, on_y), more = _term_by_term(bounds, index, rest, None)
+    return (coefficients[0] + on_x, coefficients[1] + on_y), constant + more
+
+
+def _term_by_term(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> tuple[tuple[Tensor, ...], Tensor]:
+    """One pair of McCormick planes per scalar product, mixed per output entry and shared along the inner dimension."""
+    node = bounds.graph.nodes[index]
+    operator = node.operator
+    assert isinstance(operator, Bilinear)
+    (lx, ux), (ly, uy) = (bounds.interval(i) for i in node.inputs)
+
+    def pull(coefficients: Tensor, side: int, other: Tensor) -> Tensor:
+        return operator.contract(coefficients, side, other.unsqueeze(0))
+
+    def inner(coefficients: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        value = operator.value(x, y).flatten(1)
+        return torch.einsum("sbn,bn->sb", coefficients.flatten(2).expand(-1, value.shape[0], -1), value)
+
+    if free is None and bounds.method.mixture == 0.5:
+        # Equal weights: the tangent of the product at the centre, and the product of the half-widths as remainder.
+        rx, ry = (ux - lx) / 2, (uy - ly) / 2
+        mx, my = lx + rx, ly + ry
+        constant = inner(C, mx, my) + inner(C.abs(), rx, ry)
+        return (pull(C, 0, my), pull(C, 1, mx)), -constant
+    default = C.new_full((2, C.shape[0], bounds.size, *node.shape), bounds.method.mixture)
+    # below: weight of the lower plane through (lx, ly); above: weight of the upper plane through (lx, uy).
+    below, above = default if free is None else free(index, "mixture", default, axis=2)
+    up, down = C.clamp(min=0), C.clamp(max=0)
+    up_low, up_high, down_low, down_high = up * below, up * (1 - below), down * above, down * (1 - above)
+    on_x = pull(up_low + down_high, 0, ly) + pull(up_high + down_low, 0, uy)
+    on_y = pull(up_low + down_low, 1, lx) + pull(up_high + down_high, 1, ux)
+    constant = inner(up_low, lx, ly) + inner(up_high, ux, uy) + inner(down_low, lx, uy) + inner(down_high, ux, ly)
+    return (on_x, on_y), -constant

@@ -1,0 +1,306 @@
+"""Softmax inside a walk: score differences, planes by output, the simplex multiplier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..bounds.planes import Planes
+from ..bounds.softmax import softmax_bounds, softmax_planes
+from ..bounds.table import find_bound
+from ..graph.operator import Interval
+from ..graph.ops.softmax import Softmax
+from .free import Free
+
+if TYPE_CHECKING:
+    from .crown import LinearBounds
+
+
+# Planes of longer rows are kept in their compact form; for shorter ones one batched matrix product is faster.
+_DENSE_UP_TO = 128
+# Rows up to this length get further tangent planes to mix when parameters are optimised.
+_MIXED_UP_TO = 32
+# More score differences than this in one softmax are left to box subtraction.
+_PAIRS = 20_000
+# More than this are not worth gradient steps of their own.
+_OPTIMIZED_PAIRS = 1000
+
+
+@dataclass(frozen=True)
+class DensePlanes:
+    """Planes below and above every probability of every row: ``value + slope @ (x - at)``.
+
+    ``at [B, rows, K]``, values ``[B, rows, K]``, slopes ``[B, rows, K, K]``.
+    """
+
+    at: Tensor
+    below: Tensor
+    above: Tensor
+    below_slope: Tensor
+    above_slope: Tensor
+
+    def combine(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        """``<up, planes below> + <down, planes above>`` for coefficients ``[S, B, rows, K]``: slope and constant."""
+        if self.below_slope.ndim == 5:  # planes of their own for every specification
+            slope = (up[..., None, :] @ self.below_slope + down[..., None, :] @ self.above_slope)[..., 0, :]
+        else:
+            slope = up.permute(1, 2, 0, 3) @ self.below_slope + down.permute(1, 2, 0, 3) @ self.above_slope
+            slope = slope.permute(2, 0, 1, 3)
+        constant = up * self.below + down * self.above - slope * self.at
+        return slope, constant.flatten(2).sum(-1)
+
+    def take(self, instances: Tensor) -> DensePlanes:
+        return DensePlanes(*(getattr(self, f.name)[instances] for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class CompactPlanes:
+    """The same for long rows, without forming slopes."""
+
+    lower: Planes
+    upper: Planes
+
+    @property
+    def below(self) -> Tensor:
+        return self.lower.value
+
+    @property
+    def above(self) -> Tensor:
+        return self.upper.value
+
+    def combine(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        (rise, constant), (fall, rest) = self.lower.compose_left(up), self.upper.compose_left(down)
+        return rise + fall, (constant + rest).sum(-1)
+
+
+RowPlanes = DensePlanes | CompactPlanes
+
+
+def step(bounds: LinearBounds, index: int, A: Tensor, free: Free | None) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Coefficients on the scores and the constant that bound ``<A, probabilities>`` from below."""
+    axis = _axis(bounds, index)
+    rows = A.movedim(axis + 2, -1)
+    leading = rows.shape
+    rows = rows.reshape(*A.shape[:2], -1, leading[-1])
+    planes = _planes(bounds, index, A.shape[0], free)
+    constant = A.new_zeros(())
+    if bounds.method.simplex:
+        multiplier = _multiplier(rows, planes)
+        if free is not None:
+            multiplier = multiplier + free(
+                index, "multiplier", torch.zeros_like(multiplier), low=-math.inf, high=math.inf
+            )
+        rows = rows - multiplier
+        constant = multiplier.flatten(2).sum(-1)
+    slope, value = planes.combine(rows.clamp(min=0), rows.clamp(max=0))
+    constant = constant + value
+    back = slope.reshape(slope.shape[:2] + leading[2:]).movedim(-1, axis + 2)
+    return (back,), constant
+
+
+def probabilities(bounds: LinearBounds, index: int) -> Interval:
+    """Exact extrema of every probability, given the score box and the score differences."""
+    node = bounds.graph.nodes[index]
+    lower, upper = node.operator.interval(bounds.interval(node.inputs[0]))
+    low, high, known = _scores(bounds, index)
+    if known is None:
+        return lower, upper
+    axis = _axis(bounds, index)
+    shape = lower.movedim(axis + 1, -1).shape
+    least, most = softmax_bounds(low, low, high, bound="const", differences=known)
+    assert least is not None
+    assert most is not None
+    least, most = (end.reshape(shape).movedim(-1, axis + 1) for end in (least, most))
+    return torch.maximum(lower, least), torch.minimum(upper, most)
+
+
+def differences(bounds: LinearBounds, index: int) -> Interval | None:
+    """Bounds on ``x_j - x_k`` by walks on the differences, met with the box."""
+    method = bounds.method
+    if not method.differences or _pairs(bounds, index) > _PAIRS:
+        return None
+    node = bounds.graph.nodes[index]
+    axis = _axis(bounds, index)
+    lower, upper = (_rows(end, axis) for end in bounds.interval(node.inputs[0]))
+    low, high = lower[..., :, None] - upper[..., None, :], upper[..., :, None] - lower[..., None, :]
+    found = low, high
+    _tighten(bounds, index, found, lambda i, C: bounds.between(i, C, contract=method.contract))
+    return found
+
+
+def _scores(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval | None]:
+    """The box of the scores ``[B, rows, K]`` and what is known of their differences."""
+    axis = _axis(bounds, index)
+    lower, upper = (_rows(end, axis) for end in bounds.interval(bounds.graph.nodes[index].inputs[0]))
+    found = bounds.differences(index)
+    if found is None:
+        return lower, upper, None
+    # Rounding of later subtractions must not make the box and its differences contradict each other.
+    slack = 8 * torch.finfo(lower.dtype).eps * (lower.abs() + upper.abs()).amax(-1)[..., None, None]
+    return lower, upper, (found[0] - slack, found[1] + slack)
+
+
+def refine_differences(bounds: LinearBounds, index: int, lower_bound: Callable[[int, Tensor], Tensor]) -> bool:
+    """Tighten the known differences of one softmax by other lower bounds; False where there are too many."""
+    found = bounds.known_differences[index]
+    if found is None or _pairs(bounds, index) > _OPTIMIZED_PAIRS:
+        return False
+
+    def between(node: int, C: Tensor) -> Interval:
+        both = lower_bound(node, torch.cat((C, -C)))
+        return both[: len(C)], -both[len(C) :]
+
+    _tighten(bounds, index, found, between)
+    return True
+
+
+def _pairs(bounds: LinearBounds, index: int) -> int:
+    shape = bounds.graph.nodes[index].shape
+    return math.prod(shape) * (shape[_axis(bounds, index)] - 1) // 2
+
+
+def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callable[[int, Tensor], Interval]) -> None:
+    """Meet bounds ``[B, rows, K, K]`` on all differences, in place, with those that ``between`` gives."""
+    node = bounds.graph.nodes[index]
+    low, high = found
+    B, R, K, _ = low.shape
+    size = math.prod(node.shape)
+    first, second = torch.triu_indices(K, K, 1, device=low.device)
+    entries = torch.arange(size, device=low.device).reshape(node.shape).movedim(_axis(bounds, index), -1).reshape(R, K)
+    plus, minus = entries[:, first].flatten(), entries[:, second].flatten()  # all pairs of row 0, then of row 1, ...
+    parts = []
+    for part in torch.arange(len(plus), device=low.device).split(bounds.chunk(node.inputs[0])):
+        bounds.check_time()
+        C = low.new_zeros(len(part), 1, size)
+        C[torch.arange(len(part)), 0, plus[part]] = 1
+        C[torch.arange(len(part)), 0, minus[part]] = -1
+        parts.append(between(node.inputs[0], C.reshape(len(part), 1, *node.shape)))
+    if not parts:
+        return
+    least, most = (torch.cat(ends).T.reshape(B, R, -1) for ends in zip(*parts))
+    low[..., first, second] = torch.maximum(low[..., first, second], least)
+    high[..., first, second] = torch.minimum(high[..., first, second], most)
+    low[..., second, first] = torch.maximum(low[..., second, first], -most)
+    high[..., second, first] = torch.minimum(high[..., second, first], -least)
+
+
+def _planes(bounds: LinearBounds, index: int, specifications: int, free: Free | None) -> RowPlanes:
+    if index not in bounds.planes:
+        with torch.no_grad():
+            bounds.planes[index] = _tangent_planes(bounds, index)
+    planes = bounds.planes[index]
+    if free is None or planes.below.shape[-1] > _MIXED_UP_TO:
+        return planes
+    if index not in bounds.more_planes:
+        with torch.no_grad():
+            bounds.more_planes[index] = _further_planes(bounds, index)
+    assert isinstance(planes, DensePlanes)
+    further = bounds.more_planes[index]
+    start = planes.at.new_zeros(2, specifications, *planes.at.shape, len(further))
+    shares = free(index, "planes", start, axis=2)
+    for i, other in enumerate(further):
+        low, high = shares[..., i]
+        planes = DensePlanes(
+            planes.at,
+            planes.below + low * (other.below - planes.below),
+            planes.above + high * (other.above - planes.above),
+            planes.below_slope + low[..., None] * (other.below_slope - planes.below_slope),
+            planes.above_slope + high[..., None] * (other.above_slope - planes.above_slope),
+        )
+    return planes
+
+
+def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:
+    """The planes of the method's bound at the midpoint of the score box."""
+    lower, upper, known = _scores(bounds, index)
+    below, above = _sides(bounds.method.bound)
+    at = _centre(lower, upper, known)
+    found = softmax_planes(lower, upper, below, at, known)
+    other = found if above == below else softmax_planes(lower, upper, above, at, known)
+    if lower.shape[-1] > _DENSE_UP_TO:
+        return CompactPlanes(found.lower, other.upper)
+    return _dense(found.lower, other.upper)
+
+
+def _centre(lower: Tensor, upper: Tensor, known: Interval | None) -> Tensor:
+    """A point of the box whose differences are, in the least squares sense, in the middle of their intervals."""
+    middle = lower + (upper - lower) / 2
+    if known is None:
+        return middle
+    apart = ((known[0] + known[1]) / 2).mean(-1)
+    return torch.minimum(
+        torch.maximum(apart - apart.mean(-1, keepdim=True) + middle.mean(-1, keepdim=True), lower), upper
+    )
+
+
+def _further_planes(bounds: LinearBounds, index: int) -> list[DensePlanes]:
+    """Constant planes, and for every output tangent planes where its own score is low and where it is high."""
+    lower, upper, known = _scores(bounds, index)
+    constant = softmax_planes(lower, upper, "const", _centre(lower, upper, known), known)
+    found = [_dense(constant.lower, constant.upper)]
+    at = found[0].at
+    K = lower.shape[-1]
+    towards = 2 * torch.eye(K, dtype=lower.dtype, device=lower.device) - 1
+    radius = (upper - lower)[..., None, :] / 2
+    spread = [end[..., None, :].expand(*end.shape[:-1], K, K) for end in (lower, upper)]
+    if known is not None:
+        low, high = (end[..., None, :, :].expand(*end.shape[:-2], K, K, K) for end in known)
+        known = low, high
+    for share in (-0.5, 0.5):
+        anchors = at[..., None, :] + share * radius * towards  # [B, rows, K outputs, K]
+        anchors = torch.minimum(torch.maximum(anchors, spread[0]), spread[1])
+        below, above = (
+            softmax_planes(spread[0], spread[1], name, anchors, known) for name in _sides(bounds.method.bound)
+        )
+        own = []
+        for planes in (below.lower, above.upper):
+            slope = planes.rows(0, K).diagonal(dim1=-3, dim2=-2).mT
+            value = planes.value.diagonal(dim1=-2, dim2=-1)
+            own.append((value + (slope * (at[..., None, :] - anchors)).sum(-1), slope))
+        (low, low_slope), (high, high_slope) = own
+        found.append(DensePlanes(at, low, high, low_slope, high_slope))
+    return found
+
+
+def _dense(lower: Planes, upper: Planes) -> DensePlanes:
+    K = lower.value.shape[-1]
+    return DensePlanes(lower.at, lower.value, upper.value, lower.rows(0, K), upper.rows(0, K))
+
+
+def _sides(name: str) -> tuple[str, str]:
+    """The bounds to take the lower and the upper planes from; a bound without an upper side borrows that of ``lse``."""
+    row = find_bound(name)
+    return (name if row.lower else "lse"), (name if row.upper else "lse")
+
+
+def _multiplier(rows: Tensor, planes: RowPlanes) -> Tensor:
+    """The multiplier of ``sum_k p_k = 1`` that is best for the planes at their anchor; one of the coefficients.
+
+    The bound is concave and piecewise linear in the multiplier; its slope after the t smallest coefficients is
+    ``1 - sum of their upper values - sum of the lower values of the others``, and the optimum is where it turns.
+    """
+    order = rows.argsort(-1)
+    ascending = rows.gather(-1, order)
+    least = planes.below.expand(rows.shape).gather(-1, order)
+    most = planes.above.expand(rows.shape).gather(-1, order)
+    slope = 1 - least.sum(-1, keepdim=True) - (most - least).cumsum(-1)
+    turn = (slope <= 0).to(torch.int8)
+    turn[..., -1] = 1
+    return ascending.gather(-1, turn.argmax(-1, keepdim=True))
+
+
+def _axis(bounds: LinearBounds, index: int) -> int:
+    operator = bounds.graph.nodes[index].operator
+    assert isinstance(operator, Softmax)
+    return operator.axis
+
+
+def _rows(t: Tensor, axis: int) -> Tensor:
+    """``[B, *shape]`` as ``[B, rows, K]``."""
+    moved = t.movedim(axis + 1, -1)
+    return moved.reshape(moved.shape[0], -1, moved.shape[-1])

@@ -1,0 +1,78 @@
+"""What bound propagation reads off a graph once: reordered nodes, rows on the simplex, widths."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..graph.graph import Graph
+from ..graph.operator import Affine
+from ..graph.ops.softmax import Softmax
+
+
+class Structure:
+    """Facts about the nodes of one graph, independent of inputs and methods."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._source: list[int] = []
+        self._order: list[Tensor | None] = []
+        widest = math.prod(graph.input_shape)
+        self._width: list[int] = []
+        for index, node in enumerate(graph.nodes):
+            widest = max(widest, math.prod(node.shape))
+            self._width.append(widest)
+            step = self._permutation(index)
+            if step is None:
+                self._source.append(index)
+                self._order.append(None)
+            else:
+                before = node.inputs[0]
+                self._source.append(self.source(before))
+                earlier = self._order[before] if before >= 0 else None
+                self._order.append(step if earlier is None else earlier[step])
+
+    def source(self, index: int) -> int:
+        """The node of which this one is a reordering (itself when it is not one)."""
+        return self._source[index] if index >= 0 else index
+
+    def order(self, index: int) -> Tensor:
+        """Where every entry of a node, in row-major order, is found in its source."""
+        order = self._order[index] if index >= 0 else None
+        return torch.arange(math.prod(self.graph.shape_of(index))) if order is None else order
+
+    def width(self, index: int) -> int:
+        """The largest number of entries of the input and all nodes up to this one."""
+        return self._width[index] if index >= 0 else math.prod(self.graph.input_shape)
+
+    def rows_are_softmax(self, index: int, axis: int) -> bool:
+        """True when every line of the node along ``axis`` holds exactly one whole softmax row."""
+        source = self.source(index)
+        if source < 0 or not isinstance(operator := self.graph.nodes[source].operator, Softmax):
+            return False
+        shape = self.graph.nodes[source].shape
+        rows = torch.arange(math.prod(shape)).reshape(shape).movedim(operator.axis, -1)
+        row_of = torch.empty(math.prod(shape), dtype=torch.long)
+        row_of[rows.flatten()] = torch.arange(rows.numel()) // rows.shape[-1]
+        lines = row_of[self.order(index)].reshape(self.graph.shape_of(index)).movedim(axis, -1)
+        return lines.shape[-1] == rows.shape[-1] and bool((lines == lines[..., :1]).all())
+
+    def _permutation(self, index: int) -> Tensor | None:
+        """The order in which a node repeats the entries of its input, or None when it does anything else."""
+        node = self.graph.nodes[index]
+        if not isinstance(node.operator, Affine) or len(node.inputs) != 1:
+            return None
+        shape = self.graph.shape_of(node.inputs[0])
+        count = math.prod(shape)
+        if math.prod(node.shape) != count:
+            return None
+        labels = torch.arange(count, dtype=torch.float64).reshape(1, *shape)
+        found = node.operator.value(labels).flatten()
+        if not (found == found.round()).all() or not torch.equal(found.sort().values, labels.flatten()):
+            return None
+        order = found.long()
+        # An affine map that agrees with a reordering at random points is that reordering.
+        random = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(index))
+        return order if torch.equal(node.operator.value(random).flatten(1), random.flatten(1)[:, order]) else None
