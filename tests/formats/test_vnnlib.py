@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from fractions import Fraction
 
 import numpy as np
@@ -169,3 +170,12 @@ def test_unreadable_files(tmp_path):
 def test_unknown_version_to_write():
     with pytest.raises(SpecificationError, match="version 3"):
         write_vnnlib(parse_vnnlib(DECLARED + BOX + "(assert (<= Y_0 1))"), version=3)
+
+
+def test_packed_files_are_unpacked(tmp_path):
+    text = DECLARED + BOX + "(assert (<= Y_0 1))"
+    (tmp_path / "p.vnnlib.gz").write_bytes(gzip.compress(text.encode()))
+    assert len(load_vnnlib(tmp_path / "p.vnnlib.gz").disjuncts) == 1
+    (tmp_path / "p.vnnlib.gz").write_bytes(gzip.compress(text.encode())[:-9])
+    with pytest.raises(SpecificationError, match="damaged gzip"):
+        load_vnnlib(tmp_path / "p.vnnlib.gz")

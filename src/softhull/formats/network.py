@@ -12,7 +12,7 @@ from ..graph.graph import Graph
 from ..graph.operator import Shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Network:
     """A graph in float64 and the ONNX model it was read from."""
 

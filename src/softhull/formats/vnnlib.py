@@ -5,8 +5,10 @@ Numbers are read exactly and rounded outward, so that the region in floating poi
 
 from __future__ import annotations
 
+import gzip
 import math
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -60,13 +62,28 @@ def load_vnnlib(path: str | Path) -> Specification:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise SpecificationError(f"larger than {LARGEST_FILE >> 20} MB")
-        return parse_vnnlib(path.read_text(encoding="utf-8"))
+        return parse_vnnlib(_content(path).decode("utf-8"))
     except OSError as error:
         raise SpecificationError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise SpecificationError(f"{path}: not a text file") from None
     except SpecificationError as error:
         raise SpecificationError(f"{path}: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, unpacked if it is a gzip archive as the competition keeps them."""
+    with path.open("rb") as stream:
+        if stream.read(2) != b"\x1f\x8b":
+            return path.read_bytes()
+    try:
+        with gzip.open(path) as stream:
+            content = stream.read(LARGEST_FILE + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise SpecificationError("a damaged gzip archive") from None
+    if len(content) > LARGEST_FILE:
+        raise SpecificationError(f"larger than {LARGEST_FILE >> 20} MB")
+    return content
 
 
 def parse_vnnlib(text: str) -> Specification:
@@ -253,6 +270,35 @@ class _Atom:
     strict: bool
 
 
+@dataclass(frozen=True)
+class _Limit:
+    """One input against one number: what large files are made of."""
+
+    index: int
+    number: float
+    upper: bool
+
+
+def _limit(word: str, left: Expression, right: Expression) -> _Limit | None:
+    if not isinstance(left, str) or not isinstance(right, str):
+        return None
+    at_most = word[0] == "<"
+    if left[:2] != "X_":
+        left, right, at_most = right, left, not at_most
+    variable = _VARIABLE.fullmatch(left)
+    if variable is None or variable[1] != "X" or not _NUMBER.fullmatch(right):
+        return None
+    nearest, exact = float(right), Decimal(right)
+    if not math.isfinite(nearest):
+        raise SpecificationError("a number is out of range")
+    wrong = Decimal(nearest) < exact if at_most else Decimal(nearest) > exact
+    number = math.nextafter(nearest, math.inf if at_most else -math.inf) if wrong else nearest
+    return _Limit(int(variable[2]), number, at_most)
+
+
+Condition = _Atom | _Limit
+
+
 def _linear(expression: Expression) -> _Linear:
     if isinstance(expression, str):
         variable = _VARIABLE.fullmatch(expression)
@@ -280,7 +326,7 @@ def _linear(expression: Expression) -> _Linear:
     return total
 
 
-def _cases(expression: Expression) -> list[list[_Atom]]:
+def _cases(expression: Expression) -> list[list[Condition]]:
     """The formula as a disjunction of conjunctions."""
     if isinstance(expression, str) or not expression:
         raise SpecificationError(f"not a condition: {_short(expression)}")
@@ -288,7 +334,7 @@ def _cases(expression: Expression) -> list[list[_Atom]]:
     if word == "and":
         return _product([_cases(part) for part in parts])
     if word == "or":
-        found: list[list[_Atom]] = []
+        found: list[list[Condition]] = []
         for part in parts:
             found += _cases(part)
             if max(len(found), len(parts)) > MOST_DISJUNCTS:
@@ -296,6 +342,9 @@ def _cases(expression: Expression) -> list[list[_Atom]]:
         return found
     if word not in ("<=", ">=", "<", ">", "=") or len(parts) != 2:
         raise SpecificationError(f"not a condition: {_short(expression)}")
+    limit = _limit(str(word), parts[0], parts[1]) if word != "=" else None
+    if limit is not None:
+        return [[limit]]
     difference = _linear(parts[0]).plus(_linear(parts[1]), Fraction(-1))
     negated = _Linear({}, Fraction(0)).plus(difference, Fraction(-1))
     if word == "=":
@@ -303,14 +352,14 @@ def _cases(expression: Expression) -> list[list[_Atom]]:
     return [[_Atom(difference if word[0] == "<" else negated, len(word) == 1)]]
 
 
-def _product(groups: Sequence[list[list[_Atom]]]) -> list[list[_Atom]]:
+def _product(groups: Sequence[list[list[Condition]]]) -> list[list[Condition]]:
     """One case of each group, in all combinations."""
     count = math.prod(len(group) for group in groups)
     if count > MOST_DISJUNCTS:
         raise SpecificationError(f"more than {MOST_DISJUNCTS} combinations of alternatives")
     if count * sum(max(map(len, group), default=0) for group in groups) > MOST_ATOMS:
         raise SpecificationError(f"{count} combinations of alternatives are too large")
-    combined: list[list[_Atom]] = [[]]
+    combined: list[list[Condition]] = [[]]
     for group in groups:
         if len(group) == 1:
             for case in combined:
@@ -325,7 +374,7 @@ def _specification(reader: _Reader) -> Specification:
     if not inputs or not outputs:
         raise SpecificationError("no inputs X_i or no outputs Y_i are declared")
     # What all alternatives share is read once: input boxes may be large and alternatives many.
-    shared: list[_Atom] = []
+    shared: list[Condition] = []
     groups = []
     for assertion in reader.assertions:
         cases = _cases(assertion)
@@ -341,7 +390,7 @@ def _specification(reader: _Reader) -> Specification:
         raise SpecificationError(f"{len(alternatives)} alternatives of {inputs} inputs are too large")
     disjuncts = []
     for case in alternatives:
-        narrowed = any(kind == "X" for atom in case for kind, _ in atom.linear.terms)
+        narrowed = any(_on_inputs(condition) for condition in case)
         low, high = (lower.copy(), upper.copy()) if narrowed else (lower, upper)
         own = rows + _collect(case, low, high, outputs)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
@@ -356,12 +405,24 @@ def _specification(reader: _Reader) -> Specification:
     return Specification(inputs, outputs, tuple(disjuncts))
 
 
+def _on_inputs(condition: Condition) -> bool:
+    return isinstance(condition, _Limit) or any(kind == "X" for kind, _ in condition.linear.terms)
+
+
 def _collect(
-    atoms: list[_Atom], lower: np.ndarray, upper: np.ndarray, outputs: int
+    conditions: list[Condition], lower: np.ndarray, upper: np.ndarray, outputs: int
 ) -> list[tuple[np.ndarray, float, bool]]:
     """Narrow the box by conditions on single inputs; return those on outputs as rows."""
     rows = []
-    for atom in atoms:
+    for atom in conditions:
+        if isinstance(atom, _Limit):
+            if atom.index >= len(lower):
+                raise SpecificationError(f"X_{atom.index} is not declared")
+            if atom.upper:
+                upper[atom.index] = min(upper[atom.index], atom.number)
+            else:
+                lower[atom.index] = max(lower[atom.index], atom.number)
+            continue
         terms = {variable: c for variable, c in atom.linear.terms.items() if c}
         kinds = {kind for kind, _ in terms}
         for kind, index in terms:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .operator import Operator, Shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node:
     """One operator on earlier values: ``inputs`` are positions in ``Graph.nodes``, -1 is the network input."""
 
@@ -20,7 +20,7 @@ class Node:
     label: str  # the name in the file it came from, for messages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A function of one tensor: ``nodes`` in topological order, the last one is the output."""
 
