@@ -67,6 +67,9 @@ def _assert_transposed(operator: Affine, shapes: tuple[tuple[int, ...], ...], ou
     assert [tuple(b.shape) for b in back] == [(3, 2, *shape) for shape in shapes]
     found = constant + sum((b * x).reshape(3, 2, -1).sum(2) for b, x in zip(back, inputs))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    none, nothing = operator.backward(coefficients[:0], shapes)
+    assert [tuple(b.shape) for b in none] == [(0, 2, *shape) for shape in shapes]
+    assert tuple(nothing.shape) == (0, 2)
     if not bool(masked.any()):
         for ours, theirs in zip(back, Affine.backward(operator, coefficients, shapes)[0]):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

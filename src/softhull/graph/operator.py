@@ -63,6 +63,11 @@ def _count(item: Any) -> int:
     return sum(_count(part) for part in item) if isinstance(item, tuple) else 0
 
 
+def sum_per_instance(x: Tensor) -> Tensor:
+    """The sum of the entries of every instance: ``[S, B, *shape]`` to ``[S, B]``, also where there are none."""
+    return x.sum(tuple(range(2, x.ndim))) if x.ndim > 2 else x
+
+
 class Affine(Operator):
     """Exact for linear bounds: the output is affine in all inputs jointly."""
 
@@ -77,7 +82,7 @@ class Affine(Operator):
         flat = coefficients.reshape((S * B, *coefficients.shape[2:]))
         zeros = tuple(flat.new_zeros(1).expand((S * B, *shape)) for shape in shapes)
         at_zero, transpose = torch.func.vjp(self.value, *zeros)[:2]
-        constant = (flat * at_zero).reshape(S, B, -1).sum(2)
+        constant = sum_per_instance((flat * at_zero).reshape(coefficients.shape))
         back = tuple(g.reshape((S, B, *shape)) for g, shape in zip(transpose(flat), shapes))
         return back, constant
 

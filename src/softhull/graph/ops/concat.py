@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..operator import Monotone, Shape
+from ..operator import Monotone, Shape, sum_per_instance
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,5 @@ class Concat(Monotone):
             if part is None:
                 back.append(piece)
             else:
-                constant = constant + (piece * part).flatten(2).sum(2)
+                constant = constant + sum_per_instance(piece * part)
         return tuple(back), constant

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..broadcast import align, sum_to_shape
-from ..operator import Affine, Interval, Shape
+from ..operator import Affine, Interval, Shape, sum_per_instance
 
 
 @dataclass(frozen=True)
@@ -46,4 +46,4 @@ class Linear(Affine):
             back = sum_to_shape(back, shapes[0], leading=2)
         if self.bias is None:
             return (back,), coefficients.new_zeros(coefficients.shape[:2])
-        return (back,), (coefficients * self.bias).flatten(2).sum(2)
+        return (back,), sum_per_instance(coefficients * self.bias)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..operator import Affine, Interval, Shape
+from ..operator import Affine, Interval, Shape, sum_per_instance
 
 
 @dataclass(frozen=True)
@@ -31,4 +31,4 @@ class Scale(Affine):
         charged = coefficients * self.shift
         # A masked entry (-inf) that nothing asks for contributes nothing; 0 * inf would be NaN.
         charged = torch.where(coefficients == 0, torch.zeros_like(charged), charged)
-        return (coefficients * self.factor,), charged.reshape(*charged.shape[:2], -1).sum(2)
+        return (coefficients * self.factor,), sum_per_instance(charged)
