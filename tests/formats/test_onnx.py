@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import onnx
 import pytest
@@ -46,6 +48,25 @@ def test_a_final_softmax_or_sigmoid_is_recognised_and_can_be_dropped(final):
     assert logits.shape == (2, 1, 3)
     last = {"Softmax": lambda y: y.softmax(-1), "Sigmoid": torch.sigmoid, None: lambda y: y}[final]
     torch.testing.assert_close(last(logits), network.graph(x))
+
+
+@pytest.mark.parametrize("final", ["Softmax", "Sigmoid"])
+def test_a_reshape_behind_the_probabilities_does_not_hide_them(final):
+    def make(b: Builder) -> str:
+        image = b.op("Conv", "x", b.const(weights(3, 1, 2, 2)))
+        return b.op("Flatten", b.op(final, image, **({"axis": 1} if final == "Softmax" else {})))
+
+    network = parse_onnx(build(("N", 1, 2, 2), make), "image", None)
+    assert network.final == final.lower()
+    assert network.logits.output_shape == (1, 3)
+
+
+def test_a_network_can_be_sent_to_another_process():
+    network = parse_onnx(build((1, 5), _classifier), "classifier", None)
+    again = pickle.loads(pickle.dumps(network))
+    x = np.random.default_rng(0).random((2, 1, 5))
+    np.testing.assert_array_equal(again.replay(x), network.replay(x))
+    torch.testing.assert_close(again.graph(torch.from_numpy(x)), network.graph(torch.from_numpy(x)))
 
 
 def test_a_softmax_inside_is_not_final():

@@ -14,8 +14,9 @@ import torch
 
 from ..errors import ModelError
 from ..graph.builder import LARGEST_VALUE, GraphBuilder
-from ..graph.graph import Graph
+from ..graph.graph import Graph, Node
 from ..graph.ops.maximum import Maximum
+from ..graph.ops.reshape import Reshape
 from ..graph.ops.sigmoid import Sigmoid
 from ..graph.ops.softmax import Softmax
 from ..graph.simplify import simplify
@@ -69,6 +70,7 @@ def parse_onnx(content: bytes, name: str, folder: Path | None) -> Network:
     for part in external:
         digest.update(part)
     graph, input_name, dtype = _translate(model, name)
+    graph = _final_last(graph)
     network = Network(
         graph=graph,
         path=name,
@@ -80,6 +82,27 @@ def parse_onnx(content: bytes, name: str, folder: Path | None) -> Network:
     )
     _compare(network)
     return network
+
+
+def _final_last(graph: Graph) -> Graph:
+    """A reshape behind the final probabilities moves in front of them, where it does not hide them."""
+    if len(graph.nodes) < 2:
+        return graph
+    before, last = graph.nodes[-2:]
+    if not isinstance(last.operator, Reshape):
+        return graph
+    shape = last.shape
+    operator = before.operator
+    if isinstance(operator, Softmax) and max(shape, default=1) == math.prod(shape) == before.shape[operator.axis]:
+        operator = Softmax(shape.index(max(shape)))
+    elif not isinstance(operator, Sigmoid):
+        return graph
+    position = len(graph.nodes) - 2
+    moved = (
+        Node(last.operator, before.inputs, shape, last.label),
+        Node(operator, (position,), shape, before.label),
+    )
+    return Graph(graph.input_shape, (*graph.nodes[:-2], *moved))
 
 
 def _final(graph: Graph) -> str | None:
