@@ -1,0 +1,1 @@
+"""Projected gradient attacks: the other side of every bracket."""

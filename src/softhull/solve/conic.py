@@ -1,0 +1,239 @@
+"""The relaxation in CVXPY, solved by a conic solver, certified by our own Lagrangian at its dual point."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput, MissingExtra
+from .dual import Dual
+from .encodings import Encoder
+from .lagrangian import Lagrangian, Multipliers
+from .relaxation import Relaxation, StackRelaxation
+from .solution import Solution, trivial_bound
+
+
+@dataclass(frozen=True)
+class Conic:
+    """``solver``: CLARABEL (default), SCS or any other conic solver CVXPY knows; ``options`` go to it as they are."""
+
+    solver: str = "CLARABEL"
+    options: dict[str, Any] = field(default_factory=dict)
+    warm_steps: int = 30  # of the gradient method, for the first tangent points of the lower hull
+
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+        """Bounds ``[B]`` on the maximum of ``coefficients . p``; the solver's own value is never used."""
+        bound = trivial_bound(relaxation, coefficients)
+        probabilities = torch.stack(relaxation.probabilities()).mean(0)
+        x = relaxation.region.lower.flatten(1).clone()
+        points = None
+        if "hull" in relaxation.softmax.lower:
+            warm = Dual(steps=self.warm_steps, stages=1, decay=0.1).solve(relaxation, coefficients, deadline)
+            points = warm.certificate["tangent_points"]
+            bound, probabilities = torch.minimum(bound, warm.bound), warm.probabilities
+        certificate: dict[str, Any] = {"multipliers": {}}
+        notes: dict[int, str] = {}
+        for i in range(relaxation.size):
+            if deadline is not None and time.monotonic() >= deadline:
+                notes[i] = "time limit before this program was started"
+                continue
+            one = relaxation.take(torch.tensor([i]))
+            program = _Program(one, coefficients[i : i + 1], None if points is None else points[i].numpy())
+            status = program.run(self)
+            if status:
+                notes[i] = status
+            if not program.solved:
+                continue
+            value, flat = program.certify()
+            bound[i] = min(float(bound[i]), value)
+            certificate["multipliers"][i] = flat
+            x[i] = torch.from_numpy(program.x.value)
+            probabilities[i] = torch.from_numpy(np.mean([net.p.value for net in program.networks], 0))
+        return Solution(bound, probabilities, x, certificate, notes)
+
+
+@dataclass
+class _Network:
+    """One network's variables and the constraints whose multipliers matter."""
+
+    logits: Any
+    p: Any
+    simplex: Any
+    lines: list[tuple[np.ndarray, list[Any], list[Any]]]  # per activation: open neurons, lower and upper lines
+    below: dict[tuple[int, int], list[Any]]  # (bound, output) -> constraints
+    above: dict[tuple[int, int], list[Any]]
+    least: dict[int, Any]
+    most: dict[int, Any]
+
+
+class _Program:
+    def __init__(self, relaxation: Relaxation, coefficients: Tensor, points: np.ndarray | None) -> None:
+        try:
+            import cvxpy
+        except ImportError:
+            raise MissingExtra("method conic needs CVXPY: pip install 'softhull[conic]'") from None
+        self.cp = cvxpy
+        self.relaxation, self.coefficients, self.points = relaxation, coefficients, points
+        below, above = relaxation.softmax.sides(coefficients)
+        self.below, self.above = ([int(k) for k in np.flatnonzero(side[0].numpy())] for side in (below, above))
+        region = relaxation.region
+        lower, upper = region.lower.flatten().numpy(), region.upper.flatten().numpy()
+        self.x = cvxpy.Variable(len(lower))
+        self.constraints: list[Any] = [self.x >= lower, self.x <= upper]
+        if region.centre is not None:
+            order = int(region.norm)
+            self.constraints.append(cvxpy.norm(self.x - region.centre.flatten().numpy(), order) <= region.eps)
+        self.networks: list[_Network] = []
+        for part in relaxation.stacks:
+            for m in range(len(part.stack.members)):
+                self.networks.append(self._network(part, m))
+        mean = sum(net.p for net in self.networks) / len(self.networks)
+        self.problem = cvxpy.Problem(cvxpy.Maximize(coefficients[0].numpy() @ mean), self.constraints)
+        self.solved = False
+
+    def _network(self, part: StackRelaxation, m: int) -> _Network:
+        sources: list[Any] = [self.x]
+        lines = []
+        z: Any = None
+        for i, layer in enumerate(part.stack.layers):
+            z = layer.bias[m].numpy()
+            for s, W in layer.weights.items():
+                z = z + W[m].numpy() @ sources[s]
+            if layer.activation is None:
+                break
+            h, found = self._activation(part, i, m, z)
+            sources.append(h)
+            lines.append(found)
+        logits = self.cp.Variable(part.stack.classes)
+        self.constraints.append(logits == z)
+        return self._softmax(part, m, logits, lines)
+
+    def _activation(self, part: StackRelaxation, i: int, m: int, z: Any) -> tuple[Any, Any]:
+        kept = part.lines[i]
+        low_s, low_o, up_s, up_o = (
+            side[:, 0, m].numpy() for side in (kept.lower_slope, kept.lower_offset, kept.upper_slope, kept.upper_offset)
+        )
+        exact = ((low_s == up_s) & (low_o == up_o) & (low_s == low_s[0]) & (low_o == low_o[0])).all(0)
+        open_ = np.flatnonzero(~exact)
+        h = self.cp.Variable(len(exact))
+        shut = np.flatnonzero(exact)
+        if len(shut):
+            self.constraints.append(h[shut] == self.cp.multiply(low_s[0, shut], z[shut]) + low_o[0, shut])
+        below, above = [], []
+        if len(open_):
+            for q in range(len(low_s)):
+                below.append(h[open_] >= self.cp.multiply(low_s[q, open_], z[open_]) + low_o[q, open_])
+                same = q > 0 and np.array_equal(up_s[q], up_s[0]) and np.array_equal(up_o[q], up_o[0])
+                if not same:
+                    above.append(h[open_] <= self.cp.multiply(up_s[q, open_], z[open_]) + up_o[q, open_])
+            self.constraints += below + above
+        return h, (open_, below, above)
+
+    def _softmax(self, part: StackRelaxation, m: int, logits: Any, lines: list[Any]) -> _Network:
+        lower, upper = (side[0, m].numpy() for side in part.bounds.logits)
+        low, high = (side[0, m].numpy() for side in part.bounds.differences)
+        middle = (lower + upper) / 2
+        points = [middle] if self.points is None else [middle, self.points[len(self.networks)]]
+        p = self.cp.Variable(part.stack.classes)
+        encoder = Encoder(logits, p, lower, upper, (low, high), points)
+        chosen = self.relaxation.softmax
+        net = _Network(logits, p, encoder.simplex(), lines, {}, {}, {}, {})
+        for k in self.below:
+            net.least[k] = encoder.least(k)
+            for n, name in enumerate(chosen.lower):
+                net.below[n, k] = encoder.lower(name, k)
+        for k in self.above:
+            net.most[k] = encoder.most(k)
+            for n, name in enumerate(chosen.upper):
+                net.above[n, k] = encoder.upper(name, k)
+        everything = [net.simplex, p >= 0, *net.least.values(), *net.most.values()]
+        listed: dict[int, Any] = {}
+        for constraint in (c for found in (net.below, net.above) for cs in found.values() for c in cs):
+            listed[constraint.id] = constraint
+        self.constraints += everything + list(listed.values())
+        return net
+
+    def run(self, method: Conic) -> str:
+        """Empty when the solver reports an optimum, otherwise what it reports."""
+        if method.solver not in self.cp.installed_solvers():
+            raise InvalidInput(
+                f"CVXPY has no solver {method.solver!r}; installed: {', '.join(self.cp.installed_solvers())}"
+            )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.problem.solve(solver=method.solver, **method.options)
+        except self.cp.error.SolverError as problem:
+            return f"{method.solver}: {problem}"
+        status = str(self.problem.status)
+        self.solved = self.x.value is not None and all(np.isfinite(net.logits.value).all() for net in self.networks)
+        return "" if status == "optimal" else f"{method.solver}: {status}"
+
+    def certify(self) -> tuple[float, Tensor]:
+        """The value of our Lagrangian at the solver's multipliers, and the multipliers."""
+        whole = Lagrangian(self.relaxation, self.coefficients)
+        position, points = 0, []
+        for part in self.relaxation.stacks:
+            count = len(part.stack.members)
+            mine = self.networks[position : position + count]
+            points.append(torch.from_numpy(np.stack([net.logits.value for net in mine]))[None])
+            position += count
+        whole.touch(points)
+        best, best_flat = np.inf, whole.project(whole.start())
+        for sign in (1.0, -1.0):  # the sign of an equality's multiplier is a convention of the modelling language
+            flat = whole.project(self._multipliers(whole, sign))
+            value = float(whole.value(flat)[0])
+            if value < best:
+                best, best_flat = value, flat
+        return best, best_flat
+
+    def _multipliers(self, whole: Lagrangian, sign: float) -> Tensor:
+        parts = whole.views(whole.start())
+        total = len(self.networks)
+        position = 0
+        found = []
+        for part, start in zip(self.relaxation.stacks, parts):
+            mine = self.networks[position : position + len(part.stack.members)]
+            position += len(mine)
+            simplex, below, above = start.simplex.clone(), start.below.clone(), start.above.clone()
+            lines = [one.clone() for one in start.lines]
+            for m, net in enumerate(mine):
+                simplex[0, m] = sign * total * float(_size(net.simplex, signed=True))
+                for side, constraints, constant in ((below, net.below, net.least), (above, net.above, net.most)):
+                    for k, flat_bound in constant.items():
+                        weights = np.array([_total(constraints[n, k]) for n in range(side.shape[2])])
+                        everything = weights.sum() + _size(flat_bound)
+                        side[0, m, :, k] = torch.from_numpy(weights / everything) if everything > 0 else 0.0
+                for i, (open_, lower, upper) in enumerate(net.lines):
+                    for which, constraints_ in ((0, lower), (1, upper)):
+                        if len(open_) and len(constraints_) > 1:
+                            lines[i][which, 0, m, open_] = torch.from_numpy(_position(constraints_))
+            found.append(Multipliers(simplex, below, above, lines))
+        return whole.flat(found)
+
+
+def _size(constraint: Any, signed: bool = False) -> float:
+    value = constraint.dual_value
+    if value is None or not np.isfinite(value).all():
+        return 0.0
+    number = float(np.ravel(value)[0])
+    return number if signed else abs(number)
+
+
+def _total(constraints: list[Any]) -> float:
+    """The multiplier of a bound: of the constraints that hold its output, which are all but the auxiliary first."""
+    return sum(_size(c) for c in constraints[-1:]) if len(constraints) <= 2 else sum(_size(c) for c in constraints[1:])
+
+
+def _position(constraints: list[Any]) -> np.ndarray:
+    """Where among the lines the weight lies, in [0, 1]."""
+    weights = np.stack([np.abs(np.ravel(c.dual_value)) for c in constraints])
+    total = weights.sum(0)
+    mean = (weights * np.arange(len(weights))[:, None]).sum(0) / np.where(total > 0, total, 1.0)
+    return np.where(total > 0, mean / (len(weights) - 1), 0.5)

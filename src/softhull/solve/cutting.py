@@ -1,0 +1,382 @@
+"""The relaxation as a linear program on HiGHS, with tangent planes added where the softmax bounds are violated."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput, MissingExtra
+from .dual import Dual
+from .relaxation import ActivationLines, Relaxation, StackRelaxation
+from .safe import Rows, safe_maximum
+from .softmax import Planes, SoftmaxBoxes
+from .solution import Solution, trivial_bound
+
+# Outputs that can never be larger get no planes: their coefficients would be lost inside the solver's tolerances.
+NEGLIGIBLE = 1e-8
+
+
+@dataclass(frozen=True)
+class CuttingPlanes:
+    """Settings: cuts are added until no softmax bound is violated by more than ``tolerance``, or ``rounds`` are over.
+
+    ``warm_steps`` steps of the gradient method find the first tangent points.
+    """
+
+    tolerance: float = 2e-7
+    rounds: int = 50
+    warm_steps: int = 30
+
+    def __post_init__(self) -> None:
+        if not self.tolerance > 0:
+            raise InvalidInput(f"tolerance must be positive, got {self.tolerance}")
+        if self.rounds < 1:
+            raise InvalidInput(f"rounds must be at least 1, got {self.rounds}")
+
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+        """Bounds ``[B]`` on the maximum of ``coefficients . p``, each a safe dual value; best so far at the deadline."""
+        bound = trivial_bound(relaxation, coefficients)
+        probabilities = torch.stack(relaxation.probabilities()).mean(0)
+        x = relaxation.region.lower.flatten(1).clone()
+        warm = None
+        if self.warm_steps:
+            warm = Dual(steps=self.warm_steps, stages=1, decay=0.1).solve(relaxation, coefficients, deadline)
+            bound, probabilities, x = torch.minimum(bound, warm.bound), warm.probabilities, warm.x
+        certificate: dict[str, Any] = {"duals": {}}
+        notes: dict[int, str] = {}
+        for i in range(relaxation.size):
+            if deadline is not None and time.monotonic() >= deadline:
+                notes[i] = "time limit before this program was started"
+                continue
+            points = None if warm is None else warm.certificate["tangent_points"][i].numpy()
+            program = _Program(relaxation.take(torch.tensor([i])), coefficients[i].numpy(), points)
+            value, status = program.run(self, deadline)
+            if status:
+                notes[i] = status
+            bound[i] = min(float(bound[i]), value)
+            if program.solution is not None:
+                x[i] = torch.from_numpy(program.solution[: x.shape[1]])
+                probabilities[i] = torch.from_numpy(program.mean_probabilities())
+                certificate["duals"][i] = program.best_dual
+        return Solution(bound, probabilities, x, certificate, notes)
+
+
+class _Program:
+    """The linear program of one instance."""
+
+    def __init__(self, relaxation: Relaxation, coefficients: np.ndarray, points: np.ndarray | None) -> None:
+        self.build = _Builder(relaxation, coefficients)
+        self.rows = self.build.rows()
+        self.cost = self.build.cost
+        self.points = points
+        self.solution: np.ndarray | None = None
+        self.best = np.inf
+        self.best_dual: np.ndarray | None = None
+
+    def run(self, method: CuttingPlanes, deadline: float | None) -> tuple[float, str]:
+        """The least safe value over all rounds, and what stopped the rounds unless it was convergence."""
+        cuts, _ = self.build.cuts(self.points, None, 0.0)
+        self.rows = self.rows + cuts
+        solver = _Solver(self.cost, self.rows, *self.build.columns())
+        for _ in range(method.rounds):
+            if deadline is not None:
+                solver.limit(deadline - time.monotonic())
+            status = solver.run()
+            dual = solver.dual()
+            if dual is not None:
+                value = safe_maximum(self.cost, self.rows, *self.build.box(), dual)
+                if value < self.best:
+                    self.best, self.best_dual = value, dual
+            if status:
+                return self.best, status
+            self.solution = solver.point()
+            logits, p = self.build.read(self.solution)
+            cuts, violation = self.build.cuts(logits, p, method.tolerance)
+            if violation <= method.tolerance:
+                return self.best, ""
+            if deadline is not None and time.monotonic() >= deadline:
+                return self.best, f"time limit with a softmax bound violated by {violation:.1e}"
+            self.rows = self.rows + cuts
+            solver.add(cuts)
+        return self.best, f"{method.rounds} rounds ended with a softmax bound violated by {violation:.1e}"
+
+    def mean_probabilities(self) -> np.ndarray:
+        assert self.solution is not None
+        return np.asarray(self.build.read(self.solution)[1].mean(0))
+
+
+class _Builder:
+    """Columns: the input, then for every network its activations, logits and probabilities."""
+
+    def __init__(self, relaxation: Relaxation, coefficients: np.ndarray) -> None:
+        self.relaxation = relaxation
+        lower, upper = relaxation.region.lower.flatten().numpy(), relaxation.region.upper.flatten().numpy()
+        self.lower, self.upper = [lower], [upper]  # as the program sees them
+        self.box_lower, self.box_upper = [lower], [upper]  # as they are known, for the safe value
+        self.count = len(lower)
+        self.input = np.arange(self.count)
+        self.blocks: list[_Block] = []
+        self.boxes: list[tuple[SoftmaxBoxes, int]] = []
+        self.logits: list[np.ndarray] = []
+        self.p: list[np.ndarray] = []
+        self.unit: list[np.ndarray] = []  # the columns are p in these units, powers of two near its largest value
+        below, above = relaxation.softmax.sides(torch.from_numpy(coefficients)[None])
+        self.below, self.above = below[0].numpy(), above[0].numpy()
+        for part in relaxation.stacks:
+            for m in range(len(part.stack.members)):
+                self._network(part, m)
+        self.cost = np.zeros(self.count)
+        for p, unit in zip(self.p, self.unit):
+            self.cost[p] = coefficients * unit / len(self.p)
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.concatenate(self.lower), np.concatenate(self.upper)
+
+    def box(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.concatenate(self.box_lower), np.concatenate(self.box_upper)
+
+    def rows(self) -> Rows:
+        return _join(self.blocks)
+
+    def _new(self, lower: np.ndarray, upper: np.ndarray, bounded: bool = False) -> np.ndarray:
+        """Columns known to lie in a box; the program itself is told so only where the relaxation says it."""
+        free = np.full(len(lower), np.inf)
+        self.lower.append(lower if bounded else -free)
+        self.upper.append(upper if bounded else free)
+        self.box_lower.append(lower)
+        self.box_upper.append(upper)
+        self.count += len(lower)
+        return np.arange(self.count - len(lower), self.count)
+
+    def _network(self, part: StackRelaxation, m: int) -> None:
+        # A source is a set of columns and, for each of its neurons, the column (or -1) and a constant.
+        sources: list[tuple[np.ndarray, np.ndarray]] = [(self.input, np.zeros(len(self.input)))]
+        for i, layer in enumerate(part.stack.layers):
+            lower, upper = (side[0, m].numpy() for side in part.bounds.intervals[i])
+            terms, bias = [], layer.bias[m].numpy()
+            for s, W in layer.weights.items():
+                columns, constants = sources[s]
+                kept = columns >= 0
+                matrix = W[m].numpy()
+                bias = bias + matrix @ constants
+                terms.append((matrix[:, kept], columns[kept]))
+            if layer.activation is None:
+                z = self._new(lower, upper)
+                self._equal(terms, z, bias, np.arange(len(z)))
+                self.logits.append(z)
+                self._probabilities(part, m)
+                continue
+            sources.append(self._activation(part.lines[i], m, lower, upper, terms, bias, layer.activation))
+
+    def _activation(
+        self,
+        lines: ActivationLines,
+        m: int,
+        lower: np.ndarray,
+        upper: np.ndarray,
+        terms: list[tuple[np.ndarray, np.ndarray]],
+        bias: np.ndarray,
+        activation: Any,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        low_s, low_o, up_s, up_o = (
+            side[:, 0, m].numpy()
+            for side in (lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset)
+        )
+        exact = ((low_s == up_s) & (low_o == up_o) & (low_s == low_s[0]) & (low_o == low_o[0])).all(0)
+        after = activation.interval((torch.from_numpy(lower), torch.from_numpy(upper)))
+        after_lower, after_upper = (side.numpy() for side in after)
+        columns, constants = np.full(len(lower), -1), np.where(exact, low_o[0], 0.0)
+        linear = np.flatnonzero(exact & (low_s[0] != 0))
+        if len(linear):
+            slope = low_s[0, linear]
+            h = self._new(after_lower[linear], after_upper[linear])
+            scaled = [(matrix[linear] * slope[:, None], where) for matrix, where in terms]
+            self._equal(scaled, h, slope * bias[linear] + low_o[0, linear], np.arange(len(linear)))
+            columns[linear] = h
+            constants[linear] = 0.0
+        open_ = np.flatnonzero(~exact)
+        if len(open_):
+            z = self._new(lower[open_], upper[open_])
+            h = self._new(after_lower[open_], after_upper[open_])
+            self._equal([(matrix[open_], where) for matrix, where in terms], z, bias[open_], np.arange(len(open_)))
+            columns[open_] = h
+            for q in range(len(low_s)):
+                self._line(h, z, low_s[:, open_], low_o[:, open_], q, below=True)
+                self._line(h, z, up_s[:, open_], up_o[:, open_], q, below=False)
+        return columns, constants
+
+    def _line(self, h: np.ndarray, z: np.ndarray, slopes: np.ndarray, offsets: np.ndarray, q: int, below: bool) -> None:
+        """``h - slope z >= offset`` (or ``<=``), unless an earlier line is the same."""
+        same = np.zeros(len(h), dtype=bool)
+        for earlier in range(q):
+            same |= (slopes[earlier] == slopes[q]) & (offsets[earlier] == offsets[q])
+        new = np.flatnonzero(~same)
+        if not len(new):
+            return
+        columns = np.stack((h[new], z[new]), 1)
+        values = np.stack((np.ones(len(new)), -slopes[q, new]), 1)
+        none = np.full(len(new), np.inf)
+        bound = offsets[q, new]
+        self.blocks.append(_Block(columns, values, bound if below else -none, none if below else bound))
+
+    def _equal(
+        self, terms: list[tuple[np.ndarray, np.ndarray]], target: np.ndarray, bias: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """``target = sum matrix @ columns + bias``"""
+        columns = np.concatenate(
+            [target[:, None], *(np.broadcast_to(where, (len(target), len(where))) for _, where in terms)], 1
+        )
+        values = np.concatenate([np.ones((len(target), 1)), *(-matrix for matrix, _ in terms)], 1)
+        self.blocks.append(_Block(columns, values, bias[rows], bias[rows]))
+
+    def _probabilities(self, part: StackRelaxation, m: int) -> None:
+        least, most = part.softmax.least[0, m].numpy(), part.softmax.most[0, m].numpy()
+        lower, upper = np.where(self.below, least, 0.0), np.where(self.above, most, 1.0)
+        unit = 2.0 ** np.floor(np.log2(np.maximum(upper, NEGLIGIBLE)))
+        p = self._new(lower / unit, upper / unit, bounded=True)
+        self.blocks.append(_Block(p[None], unit[None], np.ones(1), np.ones(1)))
+        self.p.append(p)
+        self.unit.append(unit)
+        self.boxes.append((part.softmax, m))
+
+    def read(self, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and probabilities ``[M, K]`` of every network."""
+        p = np.stack([solution[p] * unit for p, unit in zip(self.p, self.unit)])
+        return np.stack([solution[z] for z in self.logits]), p
+
+    def cuts(self, logits: np.ndarray | None, p: np.ndarray | None, tolerance: float) -> tuple[Rows, float]:
+        """Tangent planes at the logits ``[M, K]`` (default: midpoints) that ``p`` violates (default: all)."""
+        blocks, worst, position = [], 0.0, 0
+        for part in self.relaxation.stacks:
+            M = len(part.stack.members)
+            at = part.softmax.midpoint if logits is None else torch.from_numpy(logits[position : position + M])[None]
+            lower, upper = part.softmax.planes(at)
+            for m in range(M):
+                network = position + m
+                for planes, imposed, sign in ((lower, self.below, 1.0), (upper, self.above, -1.0)):
+                    imposed = imposed & (part.softmax.most[0, m].numpy() > NEGLIGIBLE)
+                    block, violation = self._violated(
+                        planes, m, network, imposed, sign, None if p is None else (logits, p), tolerance
+                    )
+                    worst = max(worst, violation)
+                    if block is not None:
+                        blocks.append(block)
+            position += M
+        return _join(blocks), worst
+
+    def _violated(
+        self,
+        planes: Planes,
+        m: int,
+        network: int,
+        imposed: np.ndarray,
+        sign: float,
+        point: Any,
+        tolerance: float,
+    ) -> tuple[_Block | None, float]:
+        slopes, offsets = planes.slopes[0, m].numpy(), planes.offsets[0, m].numpy()  # [P, K, K], [P, K]
+        wanted = np.broadcast_to(imposed, offsets.shape)
+        worst = 0.0
+        if point is not None:
+            logits, p = point
+            violation = np.where(wanted, sign * (slopes @ logits[network] + offsets - p[network]), 0.0)
+            worst = float(violation.max(initial=0.0))
+            wanted = violation > tolerance
+        which, output = np.nonzero(wanted)
+        if not len(which):
+            return None, worst
+        columns = np.concatenate(
+            (self.p[network][output][:, None], np.broadcast_to(self.logits[network], (len(which), offsets.shape[1]))),
+            1,
+        )
+        unit = self.unit[network][output]
+        values = np.concatenate((np.ones((len(which), 1)), -slopes[which, output] / unit[:, None]), 1)
+        bound, none = offsets[which, output] / unit, np.full(len(which), np.inf)
+        return _Block(columns, values, bound if sign > 0 else -none, none if sign > 0 else bound), worst
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows with equally many entries."""
+
+    columns: np.ndarray
+    values: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def _join(blocks: list[_Block]) -> Rows:
+    lengths = np.concatenate([np.zeros(1, int), *(np.full(len(b.lower), b.columns.shape[1]) for b in blocks)])
+    empty = [np.zeros(0)]
+    return Rows(
+        np.cumsum(lengths),
+        np.concatenate([np.zeros(0, int), *(b.columns.ravel() for b in blocks)]),
+        np.concatenate(empty + [b.values.ravel() for b in blocks]),
+        np.concatenate(empty + [b.lower for b in blocks]),
+        np.concatenate(empty + [b.upper for b in blocks]),
+    )
+
+
+class _Solver:
+    """HiGHS, warm-started from round to round."""
+
+    def __init__(self, cost: np.ndarray, rows: Rows, lower: np.ndarray, upper: np.ndarray) -> None:
+        try:
+            import highspy
+        except ImportError:
+            raise MissingExtra("method lp needs HiGHS: pip install 'softhull[lp]'") from None
+        self.highspy = highspy
+        self.highs = highspy.Highs()
+        for option, value in (("output_flag", False), ("threads", 1), ("primal_feasibility_tolerance", 1e-9)):
+            self.highs.setOptionValue(option, value)
+        program = highspy.HighsLp()
+        program.num_col_, program.num_row_ = len(cost), rows.count
+        # Stated as a minimisation, so that the signs of the duals are those of the textbook.
+        program.col_cost_ = -cost
+        program.col_lower_, program.col_upper_ = lower, upper
+        program.row_lower_, program.row_upper_ = rows.lower, rows.upper
+        program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        program.a_matrix_.start_ = rows.starts
+        program.a_matrix_.index_ = rows.columns
+        program.a_matrix_.value_ = rows.values
+        self.highs.passModel(program)
+
+    def limit(self, seconds: float) -> None:
+        self.highs.setOptionValue("time_limit", max(0.0, seconds) + self.highs.getRunTime())
+
+    def run(self) -> str:
+        """Empty when solved to optimality, otherwise the solver's word for what happened."""
+        optimal = self.highspy.HighsModelStatus.kOptimal
+        self.highs.run()
+        status = self.highs.getModelStatus()
+        if status not in (optimal, self.highspy.HighsModelStatus.kTimeLimit):
+            # Presolve has called programs with coefficients near 1e-17 infeasible that are not.
+            self.highs.clearSolver()
+            self.highs.setOptionValue("presolve", "off")
+            self.highs.run()
+            status = self.highs.getModelStatus()
+        return "" if status == optimal else f"HiGHS: {self.highs.modelStatusToString(status)}"
+
+    def dual(self) -> np.ndarray | None:
+        """Multipliers of the rows for the maximisation, if the solver has any."""
+        solution = self.highs.getSolution()
+        return -np.asarray(solution.row_dual) if solution.dual_valid else None
+
+    def point(self) -> np.ndarray:
+        return np.asarray(self.highs.getSolution().col_value)
+
+    def add(self, rows: Rows) -> None:
+        self.highs.addRows(
+            rows.count,
+            rows.lower,
+            rows.upper,
+            len(rows.values),
+            rows.starts[:-1].astype(np.int32),
+            rows.columns.astype(np.int32),
+            rows.values,
+        )

@@ -1,0 +1,116 @@
+"""The Lagrangian bound under a gradient method, all instances at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput
+from .lagrangian import Lagrangian
+from .relaxation import Relaxation
+from .solution import Solution, trivial_bound
+
+
+@dataclass(frozen=True)
+class Dual:
+    """Settings of the gradient method.
+
+    A stage takes ``steps`` steps of Adam with a step size falling from ``learning_rate`` by the factor ``decay``.
+    Instances whose bound fell by less than ``tolerance`` during the second half of a stage are finished, the others
+    go on from their best parameters, for at most ``stages`` stages. The softmax planes follow the averaged maximiser
+    every ``refresh`` steps.
+    """
+
+    steps: int = 200
+    stages: int = 3
+    learning_rate: float = 0.1
+    decay: float = 0.01
+    tolerance: float = 1e-5
+    refresh: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "stages", "refresh"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+        """Bounds ``[B]`` on the maximum of ``coefficients . p``; at the deadline the best so far."""
+        best = trivial_bound(relaxation, coefficients)
+        argument = torch.stack(relaxation.probabilities()).mean(0)
+        x = relaxation.region.lower.flatten(1).clone()
+        parameters, points = None, None
+        open_ = torch.arange(relaxation.size)
+        for stage in range(self.stages):
+            whole = Lagrangian(relaxation.take(open_), coefficients[open_])
+            flat = whole.project(whole.start()) if parameters is None else parameters[open_]
+            at = whole.midpoints() if points is None else [point[open_] for point in points]
+            run = _Run(self, whole, flat, at)
+            run.steps(self.learning_rate if stage == 0 else self.learning_rate / 2, deadline)
+            if parameters is None or points is None:
+                parameters, points = run.best_flat, run.best_points
+            else:
+                parameters[open_] = run.best_flat
+                for point, found in zip(points, run.best_points):
+                    point[open_] = found
+            improved = run.best < best[open_]
+            best[open_] = torch.where(improved, run.best, best[open_])
+            argument[open_] = run.probabilities
+            x[open_] = run.x
+            open_ = open_[run.gain > self.tolerance * self._scale(coefficients[open_])]
+            if not len(open_) or (deadline is not None and time.monotonic() >= deadline):
+                break
+        assert parameters is not None
+        assert points is not None
+        return Solution(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)})
+
+    @staticmethod
+    def _scale(coefficients: Tensor) -> Tensor:
+        """The range of the objective: what a tolerance is relative to."""
+        return coefficients.amax(1) - coefficients.amin(1)
+
+
+class _Run:
+    """One stage: Adam on the flat parameters of a Lagrangian."""
+
+    def __init__(self, method: Dual, whole: Lagrangian, flat: Tensor, points: list[Tensor]) -> None:
+        self.method, self.whole, self.flat, self.points = method, whole, flat, points
+        self.unit = whole.units()
+        self.best = flat.new_full((flat.shape[0],), torch.inf)
+        self.best_flat = flat.clone()
+        self.best_points = [point.clone() for point in points]
+        self.gain = self.best.clone()
+
+    def steps(self, learning_rate: float, deadline: float | None) -> None:
+        m, v = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        first, second, count = 0.8, 0.9, self.method.steps
+        halfway = self.best
+        touched = self.points
+        self.x: Tensor
+        for step in range(count):
+            if step % self.method.refresh == 0:
+                touched = self.points
+                self.whole.touch(touched)
+            value, gradient, logits, self.x = self.whole.value_and_gradient(self.flat)
+            better = value < self.best
+            self.best = torch.where(better, value, self.best)
+            self.best_flat = torch.where(better[:, None], self.flat, self.best_flat)
+            self.best_points = [
+                torch.where(better[:, None, None], new, old) for new, old in zip(touched, self.best_points)
+            ]
+            if step == count // 2:
+                halfway = self.best
+            if step == count - 1 or (deadline is not None and time.monotonic() >= deadline):
+                break
+            keep = min(0.9, (step + 1) / (step + 10))
+            self.points = [keep * old + (1 - keep) * new for old, new in zip(self.points, logits)]
+            m = first * m + (1 - first) * gradient
+            v = second * v + (1 - second) * gradient * gradient
+            size = learning_rate * self.method.decay ** (step / count)
+            direction = (m / (1 - first ** (step + 1))) / ((v / (1 - second ** (step + 1))).sqrt() + 1e-12)
+            self.flat = self.whole.project(self.flat - size * self.unit * direction)
+        self.gain = halfway - self.best
+        everyone = torch.cat([point.softmax(-1) for point in self.points], 1)
+        self.probabilities = everyone.mean(1)

@@ -1,0 +1,315 @@
+"""The Lagrangian of the relaxation: for any multipliers a bound, by weak duality.
+
+Going backward from the objective, every ``p^m_k`` is replaced by a mixture of its planes and constant bounds (after
+the simplex multiplier has been taken off its coefficient), every activation by a mixture of its lines, until only a
+linear function of the one shared input is left, whose maximum over the region is known. The mixtures are the
+multipliers, up to scale. The gradient is the maximiser: walking forward from the input that attains the maximum,
+through the lines and planes that were used, gives the values that the multipliers multiply.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..propagate.perturbation import Region
+from .relaxation import ActivationLines, Relaxation
+from .softmax import Planes
+
+
+@dataclass
+class Multipliers:
+    """One stack's share of the parameters; all of them are views into one flat tensor ``[B, D]``.
+
+    ``simplex [B, M]``; ``below``, ``above [B, M, P, K]`` weights of the planes, at least 0, with sums of at most 1
+    over P (the rest is on the constant bound); ``lines[i] [2, B, M, n]`` in [0, 1]: position among the lower and upper
+    lines of activation i.
+    """
+
+    simplex: Tensor
+    below: Tensor
+    above: Tensor
+    lines: list[Tensor]
+
+
+class Lagrangian:
+    """The bound ``max coefficients . p + constant <= value(parameters)`` for a batch of objectives ``[B, K]``."""
+
+    def __init__(self, relaxation: Relaxation, coefficients: Tensor) -> None:
+        self.relaxation = relaxation
+        self.coefficients = coefficients
+        below, above = relaxation.softmax.sides(coefficients)
+        self.below, self.above = below[:, None], above[:, None]
+        P_below, P_above = len(relaxation.softmax.lower), len(relaxation.softmax.upper)
+        K = coefficients.shape[1]
+        self.shapes: list[list[tuple[int, ...]]] = []
+        for part in relaxation.stacks:
+            M = len(part.stack.members)
+            lines = [(2, M, lines.lower_slope.shape[-1]) for lines in part.lines]
+            self.shapes.append([(M,), (M, P_below, K), (M, P_above, K), *lines])
+        # Where a side is not imposed, nothing but the simplex bounds the output there.
+        self.least = [torch.where(self.below, part.softmax.least, 0.0) for part in relaxation.stacks]
+        self.most = [torch.where(self.above, part.softmax.most, 1.0) for part in relaxation.stacks]
+        self.planes: list[tuple[Planes, Planes]] = []
+
+    def touch(self, at: list[Tensor]) -> None:
+        """Move the softmax planes to the tangent points ``[B, M, K]`` of every stack."""
+        self.planes = [part.softmax.planes(point) for part, point in zip(self.relaxation.stacks, at)]
+
+    def midpoints(self) -> list[Tensor]:
+        return [part.softmax.midpoint for part in self.relaxation.stacks]
+
+    def views(self, flat: Tensor) -> list[Multipliers]:
+        """The parameters ``[B, D]`` by name."""
+        found, position, B = [], 0, flat.shape[0]
+        for shapes in self.shapes:
+            pieces = []
+            for shape in shapes:
+                size = math.prod(shape)
+                pieces.append(flat[:, position : position + size].reshape(B, *shape))
+                position += size
+            found.append(Multipliers(pieces[0], pieces[1], pieces[2], [p.transpose(0, 1) for p in pieces[3:]]))
+        return found
+
+    def flat(self, parts: list[Multipliers]) -> Tensor:
+        """The inverse of ``views``."""
+        pieces = [
+            piece
+            for part in parts
+            for piece in (part.simplex, part.below, part.above, *(lines.transpose(0, 1) for lines in part.lines))
+        ]
+        return torch.cat([piece.flatten(1) for piece in pieces], 1)
+
+    def start(self) -> Tensor:
+        """Default lines, the planes with nearly all the weight, the simplex multiplier amid the coefficients."""
+        parts = []
+        centre = (self.coefficients.amin(1) + self.coefficients.amax(1))[:, None] / 2
+        for part, shapes in zip(self.relaxation.stacks, self.shapes):
+            simplex, below, above = shapes[:3]
+            B = self.coefficients.shape[0]
+            parts.append(
+                Multipliers(
+                    centre.expand(B, *simplex),
+                    centre.new_full((B, *below), 0.9 / below[1]),
+                    centre.new_full((B, *above), 0.9 / above[1]),
+                    [torch.stack(lines.start) for lines in part.lines],
+                )
+            )
+        return self.flat(parts)
+
+    def units(self) -> Tensor:
+        """Step sizes ``[B, D]`` of the parameters: the simplex multiplier moves all outputs of a network at once."""
+        parts = self.views(torch.ones_like(self.start()))
+        reach = (self.coefficients.amax(1) - self.coefficients.amin(1))[:, None]
+        for part in parts:
+            part.simplex = 0.3 * reach * part.simplex
+        return self.flat(parts)
+
+    def project(self, flat: Tensor) -> Tensor:
+        """The nearest parameters that are allowed, or close to them."""
+        parts = self.views(flat)
+        for part in parts:
+            part.below, part.above = _shares(part.below), _shares(part.above)
+            part.lines = [lines.clamp(0, 1) for lines in part.lines]
+        return self.flat(parts)
+
+    def value(self, flat: Tensor) -> Tensor:
+        """A sound bound ``[B]`` for parameters as ``project`` returns them."""
+        return self._walk(flat, gradient=False)[0]
+
+    def value_and_gradient(self, flat: Tensor) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+        """Bound ``[B]``, its gradient, and the maximiser: logits ``[B, M, K]`` per stack and the input ``[B, n]``."""
+        value, gradient, logits, x = self._walk(flat, gradient=True)
+        assert gradient is not None
+        assert logits is not None
+        assert x is not None
+        return value, gradient, logits, x
+
+    def _walk(self, flat: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None, list[Tensor] | None, Tensor | None]:
+        parts = self.views(flat)
+        total = flat.new_zeros(flat.shape[0])
+        at_input: Tensor | None = None
+        trails = []
+        for position, part in enumerate(parts):
+            trail = _Trail(self, position, part)
+            total = total + trail.constant
+            at_input = trail.at_input if at_input is None else at_input + trail.at_input
+            trails.append(trail)
+        assert at_input is not None
+        peak, x = largest(self.relaxation.region, at_input)
+        value = (total + peak) / self.relaxation.networks
+        if not gradient:
+            return value, None, None, x
+        ahead = [trail.forward(x) for trail in trails]
+        return value, self.flat([step for step, _ in ahead]), [logits for _, logits in ahead], x
+
+
+class _Trail:
+    """One stack met backward; what is kept serves the way forward."""
+
+    def __init__(self, whole: Lagrangian, position: int, part: Multipliers) -> None:
+        relaxed = whole.relaxation.stacks[position]
+        self.layers, self.lines, self.part = relaxed.stack.layers, relaxed.lines, part
+        self.lower, self.upper = whole.planes[position]
+        self.least, self.most = whole.least[position], whole.most[position]
+        self.can_below, self.can_above = whole.below[:, :, None], whole.above[:, :, None]
+        self.coefficient = whole.coefficients[:, None] - part.simplex[..., None]
+        self.up, self.down = self.coefficient.clamp(min=0), self.coefficient.clamp(max=0)
+        self.above = torch.where(self.can_above, part.above, 0.0)
+        self.below = torch.where(self.can_below, part.below, 0.0)
+        on_above, on_below = self.up[:, :, None] * self.above, self.down[:, :, None] * self.below
+        A = _combine(on_above, self.upper.slopes) + _combine(on_below, self.lower.slopes)
+        constant = (on_above * self.upper.offsets).sum((2, 3)) + (on_below * self.lower.offsets).sum((2, 3))
+        constant = constant + (self.up * (1 - self.above.sum(2)) * self.most).sum(2)
+        constant = constant + (self.down * (1 - self.below.sum(2)) * self.least).sum(2)
+        self.constant = (constant + part.simplex).sum(1)
+        self.signs: dict[int, tuple[Tensor, Tensor]] = {}
+        self.mixed: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.at_input = self._backward(A)
+
+    def _backward(self, A: Tensor) -> Tensor:
+        at_input: Tensor | None = None
+        pending: dict[int, Tensor] = {}
+        layer = len(self.layers) - 1
+        while True:
+            self.constant = self.constant + (A * self.layers[layer].bias).sum((1, 2))
+            for s, W in self.layers[layer].weights.items():
+                if s == 0:
+                    M, out, n = W.shape
+                    back = A.reshape(-1, M * out) @ W.reshape(M * out, n)
+                    at_input = back if at_input is None else at_input + back
+                else:
+                    back = (A.transpose(0, 1) @ W).transpose(0, 1)
+                    pending[s] = pending[s] + back if s in pending else back
+            if not pending:
+                assert at_input is not None  # the input is the only source that is no activation
+                return at_input
+            top = max(pending)
+            A, layer = pending.pop(top), top - 1
+            up, down = A.clamp(min=0), A.clamp(max=0)
+            mixed = _mix(self.lines[layer], self.part.lines[layer])
+            self.signs[layer], self.mixed[layer] = (up, down), mixed
+            self.constant = self.constant + (up * mixed[3] + down * mixed[1]).sum((1, 2))
+            A = up * mixed[2] + down * mixed[0]
+
+    def forward(self, x: Tensor) -> tuple[Multipliers, Tensor]:
+        """The gradient in this stack's parameters and the logits of the maximiser."""
+        sources: list[Tensor] = [x]
+        steps: list[Tensor] = []
+        for i, layer in enumerate(self.layers[:-1]):
+            z = layer.value(sources)
+            if i not in self.signs:  # nothing depends on this activation
+                sources.append(torch.zeros_like(z))
+                steps.append(torch.zeros_like(self.part.lines[i]))
+                continue
+            up, down = self.signs[i]
+            lower_slope, lower_offset, upper_slope, upper_offset = self.mixed[i]
+            sources.append(torch.where(up > 0, upper_slope * z + upper_offset, lower_slope * z + lower_offset))
+            steps.append(_mix_gradient(self.lines[i], self.part.lines[i], z, up, down))
+        z = self.layers[-1].value(sources)
+        over = _at(self.upper, z)
+        under = _at(self.lower, z)
+        gain_above = over - self.most[:, :, None]
+        gain_below = under - self.least[:, :, None]
+        top = self.most + (self.above * gain_above).sum(2)
+        bottom = self.least + (self.below * gain_below).sum(2)
+        p = torch.where(self.coefficient >= 0, top, bottom)
+        return (
+            Multipliers(
+                1 - p.sum(2),
+                self.down[:, :, None] * gain_below * self.can_below,
+                self.up[:, :, None] * gain_above * self.can_above,
+                steps,
+            ),
+            z,
+        )
+
+
+def largest(region: Region, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value (or a bound on it) ``[B]`` of linear functions ``[B, n]`` over the region, and where it is."""
+    lower, upper = region.lower.flatten(1), region.upper.flatten(1)
+    x = torch.where(coefficients > 0, upper, lower)
+    if region.centre is None:
+        return torch.linalg.vecdot(coefficients, x), x
+    shaped = coefficients.reshape(1, *region.lower.shape)
+    peak = -region.minimum(-shaped)[0]
+    centre = region.centre.flatten(1)
+    if region.norm == 2:
+        length = coefficients.norm(dim=1, keepdim=True)
+        step = torch.where(length > 0, coefficients / torch.where(length > 0, length, 1.0), 0.0)
+    else:
+        size = coefficients.abs()
+        step = coefficients.sign() * (size == size.amax(1, keepdim=True))
+        step = step / step.abs().sum(1, keepdim=True).clamp(min=1)
+    ball = centre + region.eps * step
+    inside_box = (coefficients * x).sum(1) <= (coefficients * ball).sum(1)
+    return peak, torch.where(inside_box[:, None], x, ball)
+
+
+def _combine(weights: Tensor, slopes: Tensor) -> Tensor:
+    """``sum_{p,k} weights[b,m,p,k] slopes[b,m,p,k,:]``"""
+    B, M, P, K = weights.shape
+    return (weights.reshape(B, M, 1, P * K) @ slopes.reshape(B, M, P * K, -1))[:, :, 0]
+
+
+def _at(planes: Planes, z: Tensor) -> Tensor:
+    B, M, P, K = planes.offsets.shape
+    return (planes.slopes.reshape(B, M, P * K, -1) @ z[..., None]).reshape(B, M, P, K) + planes.offsets
+
+
+def _shares(weights: Tensor) -> Tensor:
+    weights = weights.clamp(min=0)
+    total = weights.sum(2, keepdim=True)
+    shares = weights / total.clamp(min=1)
+    # Rounding must not leave a negative weight for the constant bound.
+    return torch.where(shares.sum(2, keepdim=True) > 1, shares * (1 - 1e-15), shares)
+
+
+def _mix(lines: ActivationLines, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lower slope and offset, upper slope and offset ``[B, M, n]`` at a position among the lines."""
+    if lines.lower_slope.shape[0] == 2:
+        below, above = position[0], position[1]
+        return (
+            lines.lower_slope[0] + below * (lines.lower_slope[1] - lines.lower_slope[0]),
+            lines.lower_offset[0] + below * (lines.lower_offset[1] - lines.lower_offset[0]),
+            lines.upper_slope[0] + above * (lines.upper_slope[1] - lines.upper_slope[0]),
+            lines.upper_offset[0] + above * (lines.upper_offset[1] - lines.upper_offset[0]),
+        )
+    below, above = _hats(position[0], lines.lower_slope.shape[0]), _hats(position[1], lines.lower_slope.shape[0])
+    return (
+        (below * lines.lower_slope).sum(0),
+        (below * lines.lower_offset).sum(0),
+        (above * lines.upper_slope).sum(0),
+        (above * lines.upper_offset).sum(0),
+    )
+
+
+def _hats(position: Tensor, count: int) -> Tensor:
+    """Weights ``[Q, ...]`` of the two lines beside a position in [0, 1]."""
+    knots = torch.arange(count, dtype=position.dtype, device=position.device)
+    knots = knots.reshape(count, *([1] * position.ndim))
+    return (1 - (position * (count - 1) - knots).abs()).clamp(min=0)
+
+
+def _mix_gradient(lines: ActivationLines, position: Tensor, z: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """How the bound changes with the position among the lines, ``[2, B, M, n]``."""
+    count = lines.lower_slope.shape[0]
+    left = (position * (count - 1)).floor().clamp(max=count - 2).long()
+
+    def rise(slopes: Tensor, offsets: Tensor, first: Tensor) -> Tensor:
+        if count == 2:
+            return (slopes[1] - slopes[0]) * z + offsets[1] - offsets[0]
+        here, there = first[None], first[None] + 1
+        slope = slopes.gather(0, there)[0] - slopes.gather(0, here)[0]
+        offset = offsets.gather(0, there)[0] - offsets.gather(0, here)[0]
+        return (slope * z + offset) * (count - 1)
+
+    return torch.stack(
+        (
+            down * rise(lines.lower_slope, lines.lower_offset, left[0]),
+            up * rise(lines.upper_slope, lines.upper_offset, left[1]),
+        )
+    )

@@ -1,0 +1,192 @@
+"""A feedforward network as the convex programs see it: affine maps between entrywise activations.
+
+Every tensor is flat per instance. Source 0 is the network input and source ``i + 1`` the output of activation ``i``;
+a layer is an affine map of earlier sources, followed by its activation (the last layer is the logits and has none).
+Networks of equal architecture are stacked along a leading dimension ``M`` and handled together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..graph.graph import Graph
+from ..graph.operator import Affine, Elementwise
+from ..graph.ops.softmax import Softmax
+
+# Entries of one affine map held as a matrix; 2^27 numbers are one gigabyte.
+LARGEST_MAP = 1 << 27
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``sum_s weights[s] @ source_s + bias``; ``weights[s] [M, out, in]``, ``bias [M, out]``."""
+
+    weights: dict[int, Tensor]
+    bias: Tensor
+    activation: Elementwise | None
+
+    @property
+    def size(self) -> int:
+        return self.bias.shape[1]
+
+    def value(self, sources: Sequence[Tensor]) -> Tensor:
+        """The affine part for sources ``[B, n]`` (the input, shared) or ``[B, M, n]``."""
+        total = self.bias
+        for s, matrix in self.weights.items():
+            if sources[s].ndim == 2:
+                M, out, n = matrix.shape
+                total = total + (sources[s] @ matrix.reshape(M * out, n).T).reshape(-1, M, out)
+            else:
+                total = total + (matrix @ sources[s].permute(1, 2, 0)).permute(2, 0, 1)
+        return total
+
+    def activate(self, z: Tensor) -> Tensor:
+        assert self.activation is not None
+        return self.activation.value(z)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Networks of one architecture; ``members`` are their positions in the ensemble."""
+
+    members: tuple[int, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def classes(self) -> int:
+        return self.layers[-1].size
+
+    def member(self, m: int) -> Stack:
+        """One network of the stack alone."""
+        layers = tuple(
+            Layer({s: w[m : m + 1] for s, w in layer.weights.items()}, layer.bias[m : m + 1], layer.activation)
+            for layer in self.layers
+        )
+        return Stack((self.members[m],), layers)
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """What every layer computes before its activation, for inputs ``[B, n]``; the last are the logits."""
+        sources, found = [x], []
+        for layer in self.layers:
+            found.append(layer.value(sources))
+            if layer.activation is not None:
+                sources.append(layer.activate(found[-1]))
+        return found
+
+
+def stack_networks(graphs: Sequence[Graph], labels: Sequence[str] | None = None) -> list[Stack]:
+    """The layered form of an ensemble; a final softmax over the classes is taken off, what remains are the logits."""
+    labels = labels or [f"network {i}" for i in range(len(graphs))]
+    if not graphs:
+        raise ModelError("an ensemble needs at least one network")
+    layered = [_layers(graph, label) for graph, label in zip(graphs, labels)]
+    _agree(layered, graphs, labels)
+    order = sorted(range(len(graphs)), key=lambda i: (repr(_signature(layered[i])), i))
+    stacks = []
+    for _, group in groupby(order, key=lambda i: repr(_signature(layered[i]))):
+        members = tuple(group)
+        together = zip(*(layered[i] for i in members))
+        stacks.append(Stack(members, tuple(_stack(layers) for layers in together)))
+    return sorted(stacks, key=lambda stack: stack.members)
+
+
+def _agree(layered: list[list[Layer]], graphs: Sequence[Graph], labels: Sequence[str]) -> None:
+    first = layered[0][-1].size
+    for layers, graph, label in zip(layered, graphs, labels):
+        if math.prod(graph.input_shape) != math.prod(graphs[0].input_shape):
+            raise ModelError(
+                f"{label}: input shape {graph.input_shape}, but {labels[0]} has {graphs[0].input_shape}; "
+                "the networks of an ensemble share their input"
+            )
+        if layers[-1].size != first:
+            raise ModelError(
+                f"{label}: {layers[-1].size} classes, but {labels[0]} has {first}; "
+                "the networks of an ensemble share their classes"
+            )
+
+
+def _signature(layers: list[Layer]) -> list[tuple[object, ...]]:
+    return [
+        (repr(layer.activation), {s: tuple(w.shape) for s, w in layer.weights.items()}, layer.size) for layer in layers
+    ]
+
+
+def _stack(layers: tuple[Layer, ...]) -> Layer:
+    weights = {s: torch.cat([layer.weights[s] for layer in layers]) for s in layers[0].weights}
+    return Layer(weights, torch.cat([layer.bias for layer in layers]), layers[0].activation)
+
+
+def _layers(graph: Graph, label: str) -> list[Layer]:
+    """The layers of one network (``M`` of 1), found by pushing unit coefficients back to the sources."""
+    last = len(graph.nodes) - 1
+    final = graph.nodes[last].operator if last >= 0 else None
+    if isinstance(final, Softmax):
+        if final.axis != len(graph.nodes[last].shape) - 1:
+            raise ModelError(f"{label}: the final softmax must be over the last axis, the classes")
+        (last,) = graph.nodes[last].inputs
+    elif isinstance(final, Elementwise):
+        raise ModelError(f"{label}: ends in {final.name}; a network that ends in logits or in a softmax is expected")
+    shape = graph.shape_of(last)
+    classes = math.prod(shape)
+    if classes != (shape[-1] if shape else 1) or classes < 2:
+        raise ModelError(f"{label}: output of shape {shape}; one row of at least two logits is expected")
+    needed = _needed(graph, last, label)
+    source = {-1: 0} | {node: i + 1 for i, node in enumerate(needed)}
+    layers = []
+    for node in needed:
+        operator = graph.nodes[node].operator
+        assert isinstance(operator, Elementwise)
+        layers.append(_affine(graph, graph.nodes[node].inputs[0], source, operator, label))
+    return [*layers, _affine(graph, last, source, None, label)]
+
+
+def _needed(graph: Graph, last: int, label: str) -> list[int]:
+    """The activations that node ``last`` depends on, in order."""
+    found, waiting, seen = [], [last], {-1}
+    while waiting:
+        index = waiting.pop()
+        if index in seen:
+            continue
+        seen.add(index)
+        node = graph.nodes[index]
+        if isinstance(node.operator, Elementwise):
+            found.append(index)
+        elif not isinstance(node.operator, Affine):
+            raise ModelError(
+                f"{label}: node {node.label} ({node.operator.name}) is neither affine nor entrywise; "
+                "uncertainty is certified for feedforward and convolutional networks"
+            )
+        waiting.extend(node.inputs)
+    return sorted(found)
+
+
+def _affine(graph: Graph, index: int, source: dict[int, int], activation: Elementwise | None, label: str) -> Layer:
+    """Node ``index`` as an affine map of the sources."""
+    size = math.prod(graph.shape_of(index))
+    widest = max([size, *(math.prod(graph.shape_of(i)) for i in source)])
+    if size * widest > LARGEST_MAP:
+        raise ModelError(f"{label}: a layer of {size} x {widest} weights is too large for the convex programs")
+    units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *graph.shape_of(index))
+    pending = {index: units}
+    bias = torch.zeros(size, 1, dtype=torch.float64)
+    weights: dict[int, Tensor] = {}
+    while pending:
+        top = max(pending)
+        coefficients = pending.pop(top)
+        if top in source:
+            weights[source[top]] = coefficients.reshape(1, size, -1).contiguous()
+            continue
+        node = graph.nodes[top]
+        assert isinstance(node.operator, Affine)
+        back, constant = node.operator.backward(coefficients, tuple(graph.shape_of(i) for i in node.inputs))
+        bias = bias + constant
+        for i, part in zip(node.inputs, back):
+            pending[i] = pending[i] + part if i in pending else part
+    return Layer(dict(sorted(weights.items())), bias.reshape(1, size), activation)

@@ -1,0 +1,148 @@
+"""The one relaxation that all methods solve: lines around every activation, planes around every softmax.
+
+    maximise  coefficients . p,   p = (1/M) sum_m p^m,   over all inputs of the region,
+
+where ``p^m`` is the softmax of the logits of network m, every activation lies between finitely many lines, every
+``p^m`` lies in the simplex, within its constant bounds and between the chosen convex and concave bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..graph.operator import Elementwise, Interval
+from ..graph.ops.relu import LeakyRelu, Relu
+from ..propagate.perturbation import Region
+from .layers import Stack
+from .neurons import NeuronBounds, neuron_bounds
+from .softmax import SoftmaxBounds, SoftmaxBoxes
+
+# Lines per side of an activation that is curved; a kinked one needs exactly two.
+CURVED_LINES = 4
+
+
+@dataclass(frozen=True)
+class ActivationLines:
+    """``Q`` lines below and above one activation: slopes and offsets ``[Q, B, M, n]``."""
+
+    lower_slope: Tensor
+    lower_offset: Tensor
+    upper_slope: Tensor
+    upper_offset: Tensor
+    start: tuple[Tensor, Tensor]  # the default line as a position in [0, 1] among the lines, per side
+
+    def take(self, instances: Tensor) -> ActivationLines:
+        """The lines of some instances, in the order given."""
+        return ActivationLines(
+            self.lower_slope[:, instances],
+            self.lower_offset[:, instances],
+            self.upper_slope[:, instances],
+            self.upper_offset[:, instances],
+            (self.start[0][instances], self.start[1][instances]),
+        )
+
+    def member(self, m: int) -> ActivationLines:
+        """The lines of one network of the stack."""
+        return ActivationLines(
+            self.lower_slope[:, :, m : m + 1],
+            self.lower_offset[:, :, m : m + 1],
+            self.upper_slope[:, :, m : m + 1],
+            self.upper_offset[:, :, m : m + 1],
+            (self.start[0][:, m : m + 1], self.start[1][:, m : m + 1]),
+        )
+
+
+def activation_lines(activation: Elementwise, interval: Interval) -> ActivationLines:
+    """The lines that the free parameter of the activation gives at evenly spaced values."""
+    lower, upper = interval
+    count = 2 if isinstance(activation, Relu | LeakyRelu) else CURVED_LINES
+    found = [activation.lines(lower, upper, lower.new_full((2, *lower.shape), q / (count - 1))) for q in range(count)]
+    start = activation.start(lower, upper)
+    return ActivationLines(
+        torch.stack([lines.lower_slope for lines in found]),
+        torch.stack([lines.lower_offset for lines in found]),
+        torch.stack([lines.upper_slope for lines in found]),
+        torch.stack([lines.upper_offset for lines in found]),
+        (start[0], start[1]),
+    )
+
+
+@dataclass(frozen=True)
+class StackRelaxation:
+    """One stack over a batch of regions."""
+
+    stack: Stack
+    bounds: NeuronBounds
+    lines: tuple[ActivationLines, ...]
+    softmax: SoftmaxBoxes
+
+    def take(self, instances: Tensor) -> StackRelaxation:
+        return StackRelaxation(
+            self.stack,
+            self.bounds.take(instances),
+            tuple(lines.take(instances) for lines in self.lines),
+            self.softmax.take(instances),
+        )
+
+    def member(self, m: int) -> StackRelaxation:
+        """One network of the stack alone."""
+        bounds = self.bounds.member(m)
+        lines = tuple(lines.member(m) for lines in self.lines)
+        return StackRelaxation(self.stack.member(m), bounds, lines, SoftmaxBoxes(bounds, self.softmax.chosen))
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """An ensemble over a batch of regions: everything but the objective."""
+
+    region: Region
+    stacks: tuple[StackRelaxation, ...]
+    softmax: SoftmaxBounds
+
+    @property
+    def networks(self) -> int:
+        return sum(len(part.stack.members) for part in self.stacks)
+
+    @property
+    def classes(self) -> int:
+        return self.stacks[0].stack.classes
+
+    @property
+    def size(self) -> int:
+        return self.region.size
+
+    def take(self, instances: Tensor) -> Relaxation:
+        """The relaxation of some instances, in the order given (repetitions allowed)."""
+        stacks = tuple(part.take(instances) for part in self.stacks)
+        return Relaxation(self.region.take(instances), stacks, self.softmax)
+
+    def networks_alone(self) -> list[Relaxation]:
+        """One relaxation per network, in which it has the input to itself."""
+        alone = []
+        for part in self.stacks:
+            for m in range(len(part.stack.members)):
+                alone.append(Relaxation(self.region, (part.member(m),), self.softmax))
+        return alone
+
+    def probabilities(self) -> Interval:
+        """Constant bounds ``[B, K]`` on the mean probabilities of the ensemble."""
+        least = torch.cat([part.softmax.least for part in self.stacks], 1).mean(1)
+        most = torch.cat([part.softmax.most for part in self.stacks], 1).mean(1)
+        return least, most
+
+
+def relax(stacks: list[Stack], region: Region, softmax: SoftmaxBounds) -> Relaxation:
+    """Bounds of all neurons, then lines and softmax boxes from them."""
+    parts = []
+    for stack in stacks:
+        bounds = neuron_bounds(stack, region)
+        lines = tuple(
+            activation_lines(layer.activation, interval)
+            for layer, interval in zip(stack.layers, bounds.intervals)
+            if layer.activation is not None
+        )
+        parts.append(StackRelaxation(stack, bounds, lines, SoftmaxBoxes(bounds, softmax)))
+    return Relaxation(region, tuple(parts), softmax)

@@ -1,0 +1,113 @@
+"""Which softmax bounds a relaxation imposes, and their tangent planes for whole batches of boxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .._arrays import sigmoid
+from ..bounds.log_odds import log_odds_range
+from ..bounds.table import BOUNDS, Side
+from ..boxes import Box, make_box
+from ..errors import InvalidInput
+from .neurons import NeuronBounds
+
+# The upper hull lies below every other upper bound of the table; of the lower bounds none lies above all others.
+EVERYTHING = (("hull", "er", "lse", "lse*"), ("hull",))
+
+
+@dataclass(frozen=True)
+class SoftmaxBounds:
+    """Names of the bounds imposed, from below on the outputs with the smallest coefficient, from above on the others.
+
+    Wei et al. 2023 do the same; bounding the other side as well changes the optimum by less than one in a thousand.
+    """
+
+    lower: tuple[str, ...]
+    upper: tuple[str, ...]
+
+    def sides(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """Masks ``[B, K]``: the outputs bounded from below and from above when ``coefficients . p`` is maximised."""
+        above = coefficients > coefficients.amin(-1, keepdim=True)
+        return ~above, above
+
+
+def parse_bounds(name: str) -> SoftmaxBounds:
+    """``"all"`` (every bound of the table, intersected), one name, or a pair ``"lower/upper"``."""
+    if name == "all":
+        return SoftmaxBounds(*EVERYTHING)
+    below, slash, above = name.partition("/")
+    above = above if slash else below
+    for side, part in (("lower", below), ("upper", above)):
+        row = BOUNDS.get(part)
+        side_of_row = getattr(row, side, None)
+        if row is None or side_of_row is None or side_of_row.tangent is None or side_of_row.only_for is not None:
+            usable = [n for n, r in BOUNDS.items() if (s := getattr(r, side)) and s.tangent and s.only_for is None]
+            raise InvalidInput(
+                f"bound {name!r}: {part!r} is no {side} bound; known: 'all', or a pair lower/upper with {side} one of "
+                + ", ".join(usable)
+            )
+    return SoftmaxBounds((below,), (above,))
+
+
+@dataclass(frozen=True)
+class Planes:
+    """``slopes [B, M, P, K, K]`` and ``offsets [B, M, P, K]``: P planes for every output of every network."""
+
+    slopes: Tensor
+    offsets: Tensor
+
+
+class SoftmaxBoxes:
+    """The boxes of logits of one stack, ready to be asked for tangent planes."""
+
+    def __init__(self, bounds: NeuronBounds, chosen: SoftmaxBounds) -> None:
+        self.chosen = chosen
+        self.lower, self.upper = bounds.logits
+        self.box = make_box(self.lower, self.upper, bounds.differences)
+        lowest, highest = log_odds_range(self.box)
+        self.least, self.most = sigmoid(lowest), sigmoid(highest)
+
+    def take(self, instances: Tensor) -> SoftmaxBoxes:
+        """The boxes of some instances, in the order given."""
+        part = object.__new__(SoftmaxBoxes)
+        part.chosen = self.chosen
+        for name in ("lower", "upper", "least", "most"):
+            setattr(part, name, getattr(self, name)[instances])
+        known = self.box.differences
+        assert known is not None
+        part.box = Box(
+            self.box.lower[instances],
+            self.box.upper[instances],
+            self.box.shift[instances],
+            None,
+            replace(known, lower=known.lower[instances], upper=known.upper[instances]),
+        )
+        return part
+
+    @property
+    def midpoint(self) -> Tensor:
+        return self.lower + (self.upper - self.lower) / 2
+
+    def planes(self, at: Tensor) -> tuple[Planes, Planes]:
+        """Lower and upper tangent planes at logits ``[B, M, K]``, which are moved into the box first."""
+        at = torch.minimum(torch.maximum(at, self.lower), self.upper)
+        below = [(BOUNDS[name].lower, self.least) for name in self.chosen.lower]
+        above = [(BOUNDS[name].upper, self.most) for name in self.chosen.upper]
+        return self._side(below, at), self._side(above, at)
+
+    def _side(self, sides: list[tuple[Side | None, Tensor]], at: Tensor) -> Planes:
+        slopes, offsets = [], []
+        for side, constant in sides:
+            assert side is not None
+            assert side.tangent is not None
+            found = side.tangent(self.box, at - self.box.shift, None)
+            rows = found.rows(0, at.shape[-1])
+            value = found.value
+            if found.steep is not None:  # their rows are zero; only the constant bound holds with them
+                value = torch.where(found.steep, constant, value)
+            slopes.append(rows)
+            offsets.append(value - (rows @ at[..., None])[..., 0])
+        return Planes(torch.stack(slopes, 2), torch.stack(offsets, 2))

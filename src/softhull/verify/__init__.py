@@ -1,0 +1,1 @@
+"""The questions users ask: robustness of a class, uncertainty of an ensemble."""

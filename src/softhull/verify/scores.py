@@ -1,0 +1,186 @@
+"""Scores of a predicted distribution: what is certified about uncertainty.
+
+A score says how bad a distribution ``p`` is for a label. For certification it is written as a *badness*, large when
+bad, that is at most the largest of a few affine or concave pieces in ``p``, with a way back from badness to score. To add one, subclass ``Score``, give the pieces, and pass an instance as ``score=``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class AffinePiece:
+    """``coefficients . p + offset`` with one row ``[B, K]`` and one number ``[B]`` per instance."""
+
+    coefficients: Tensor
+    offset: Tensor
+
+    def tangent(self, at: Tensor) -> AffinePiece:
+        return self
+
+    rounds: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class ConcavePiece:
+    """A concave differentiable function of ``p [B, K]``; every tangent is an affine bound from above."""
+
+    function: Callable[[Tensor], Tensor]
+    rounds: ClassVar[int] = 3  # tangents tried, each at the worst point of the one before
+
+    def tangent(self, at: Tensor) -> AffinePiece:
+        # Inside the simplex, where the derivative of an entropy still exists.
+        at = at.detach().clamp(min=1e-9).requires_grad_(True)
+        value = self.function(at)
+        (slope,) = torch.autograd.grad(value.sum(), at)
+        value, at = value.detach(), at.detach()
+        return AffinePiece(slope, value - (slope * at).sum(1))
+
+
+Piece = AffinePiece | ConcavePiece
+
+
+class Score(ABC):
+    """A score, its direction, its pieces and the way back from badness."""
+
+    name: ClassVar[str]
+    worst_when: ClassVar[str] = "high"
+
+    @abstractmethod
+    def value(self, p: Tensor, label: Tensor) -> Tensor:
+        """The score ``[B]`` of distributions ``[B, K]``, exactly."""
+
+    @abstractmethod
+    def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
+        """Pieces whose maximum is at least the badness wherever ``least <= p <= most`` (``[B, K]``) on the simplex."""
+
+    def from_badness(self, badness: Tensor) -> Tensor:
+        """The score that belongs to a badness; monotone."""
+        return badness if self.worst_when == "high" else -badness
+
+    def badness(self, p: Tensor, label: Tensor) -> Tensor:
+        """What an attack maximises: grows with how bad the score is."""
+        return self.value(p, label) if self.worst_when == "high" else -self.value(p, label)
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood(Score):
+    """``-log p_y`` in nats; its badness for certification is ``-p_y``."""
+
+    name: ClassVar[str] = "nll"
+
+    def value(self, p: Tensor, label: Tensor) -> Tensor:
+        return -_own(p, label).log()
+
+    def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
+        return [AffinePiece(-_unit(label, least), least.new_zeros(len(label)))]
+
+    def from_badness(self, badness: Tensor) -> Tensor:
+        return -(-badness).clamp(min=0).log()
+
+
+@dataclass(frozen=True)
+class Brier(Score):
+    """``sum_k (p_k - [k = y])^2``, bounded by the chords of its squares over the range of every ``p_k``."""
+
+    name: ClassVar[str] = "brier"
+
+    def value(self, p: Tensor, label: Tensor) -> Tensor:
+        return ((p - _unit(label, p)) ** 2).sum(1)
+
+    def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
+        return [AffinePiece(least + most - 2 * _unit(label, least), 1 - (least * most).sum(1))]
+
+
+@dataclass(frozen=True)
+class Confidence(Score):
+    """The largest probability of any class, or that of one named class."""
+
+    name: ClassVar[str] = "confidence"
+    of: int | None = None
+
+    def value(self, p: Tensor, label: Tensor) -> Tensor:
+        return p.amax(1) if self.of is None else p[:, self._class(p)]
+
+    def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
+        classes = range(least.shape[1]) if self.of is None else [self._class(least)]
+        return [AffinePiece(_unit(torch.full_like(label, k), least), least.new_zeros(len(label))) for k in classes]
+
+    def _class(self, p: Tensor) -> int:
+        assert self.of is not None
+        if not 0 <= self.of < p.shape[1]:
+            raise InvalidInput(f"confidence of class {self.of}: there are {p.shape[1]} classes")
+        return self.of
+
+
+@dataclass(frozen=True)
+class Error(Score):
+    """``1 - p_y``, the probability given to wrong classes."""
+
+    name: ClassVar[str] = "error"
+
+    def value(self, p: Tensor, label: Tensor) -> Tensor:
+        return 1 - _own(p, label)
+
+    def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
+        return [AffinePiece(-_unit(label, least), least.new_ones(len(label)))]
+
+
+@dataclass(frozen=True)
+class Margin(Score):
+    """``p_y`` minus the best other probability; bad when low, negative when the class is lost."""
+
+    name: ClassVar[str] = "margin"
+    worst_when: ClassVar[str] = "low"
+
+    def value(self, p: Tensor, label: Tensor) -> Tensor:
+        others = p.masked_fill(_unit(label, p).bool(), -torch.inf)
+        return _own(p, label) - others.amax(1)
+
+    def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
+        K, zero = least.shape[1], least.new_zeros(len(label))
+        return [AffinePiece(_unit((label + step) % K, least) - _unit(label, least), zero) for step in range(1, K)]
+
+
+@dataclass(frozen=True)
+class Entropy(Score):
+    """``-sum_k p_k log p_k`` in nats: concave, so its own tangents bound it."""
+
+    name: ClassVar[str] = "entropy"
+
+    def value(self, p: Tensor, label: Tensor) -> Tensor:
+        return torch.special.entr(p).sum(1)
+
+    def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
+        return [ConcavePiece(lambda p: torch.special.entr(p).sum(1))]
+
+
+SCORES: dict[str, Score] = {
+    score.name: score for score in (NegativeLogLikelihood(), Brier(), Confidence(), Error(), Margin(), Entropy())
+}
+
+
+def find_score(score: str | Score) -> Score:
+    """A score by name, or the score itself."""
+    if isinstance(score, Score):
+        return score
+    if score not in SCORES:
+        raise InvalidInput(f"unknown score {score!r}; known: {', '.join(SCORES)}")
+    return SCORES[score]
+
+
+def _unit(label: Tensor, like: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(label, like.shape[1]).to(like)
+
+
+def _own(p: Tensor, label: Tensor) -> Tensor:
+    return p.gather(1, label[:, None])[:, 0]
