@@ -13,7 +13,7 @@ import click
 from .. import __version__
 from ..errors import SofthullError
 
-COMMANDS = ("bounds", "plot", "demo")
+COMMANDS = ("bounds", "plot", "tightness", "paper", "demo")
 
 INTERRUPTED = 130
 BAD_INPUT = 2

@@ -88,3 +88,17 @@ def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
     )
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         yield from progress.track(items, total=total, description=label)
+
+
+def _resolve_workers(context: click.Context, parameter: click.Parameter, value: int | None) -> int:
+    from ..study.parallel import available_cores
+
+    return available_cores() if value is None else value
+
+
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    callback=_resolve_workers,
+    help="Processes; default: one per available processor.",
+)

@@ -52,6 +52,7 @@ def matplotlib() -> Any:
     try:
         import matplotlib
         import matplotlib.figure
+        import matplotlib.ticker
     except ImportError:
         raise MissingExtra("figures need matplotlib: pip install 'softhull[plot]'") from None
     return matplotlib

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..study.point import BoundAtPoint, PointStudy, SideAtPoint
+from ..study.tightness import SIDES, TightnessStudy
 
 BEST = "bold green"
 ABSENT = Text("-", style="dim")
@@ -19,8 +20,8 @@ def point_table(study: PointStudy) -> Table:
     """Every bound at one point; the tightest value of each side stands out."""
     box = ", ".join(f"[{low:g}, {high:g}]" for low, high in zip(study.lower, study.upper))
     point = ", ".join(f"{entry:g}" for entry in study.x)
-    where = Text(f"softmax output {study.output} at x = ({point}), logits in {box}")
-    table = Table(box=SIMPLE_HEAD, title=where, title_justify="left", title_style="", pad_edge=False)
+    where = f"softmax output {study.output} at x = ({point}), logits in {box}"
+    table = _plain_table(where)
     table.add_column("bound", no_wrap=True)
     for heading in ("lower", "p", "upper", "p - lower", "upper - p"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -53,3 +54,55 @@ def _joined(parts: Iterable[str]) -> str:
     words = [part.split(" ") for part in (first, *rest)]
     shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words)))
     return ", ".join([first, *(" ".join(other[shared:]) for other in words[1:])])
+
+
+def tightness_cells_table(study: TightnessStudy, side: str, equal: bool) -> Table:
+    """Mean looseness in every cell, one column per bound."""
+    summary = study.summary(side, equal)
+    table = _plain_table(f"looseness of {side} bounds, {_kind(equal)} (1 = the exact envelope)")
+    for heading in ("K", "half-width", "mu", "p", *summary):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in study.done:
+        cell = result.cell
+        if cell.equal == equal:
+            present = [name in result.looseness[side] for name in summary]
+            means = [result.mean(side, name) if here else None for name, here in zip(summary, present)]
+            about = (str(cell.size), f"{cell.half_width:g}", f"{cell.mu:g}", "high" if cell.high else "low")
+            table.add_row(*about, *_marked(means))
+    return table
+
+
+def tightness_summary_table(study: TightnessStudy, equal: bool) -> Table:
+    """Mean over the cells, worst cell and worst region of every bound, both sides."""
+    table = _plain_table(f"looseness, {_kind(equal)} (1 = the exact envelope, nothing left to gain)")
+    table.add_column("bound", no_wrap=True)
+    for side in SIDES:
+        for heading in (f"{side}: mean", "worst cell", "worst region"):
+            table.add_column(heading, justify="right", no_wrap=True)
+    sides = [study.summary(side, equal) for side in SIDES]
+    columns = []
+    names = list(dict.fromkeys(name for summary in sides for name in summary))
+    for summary in sides:
+        for field in ("mean", "worst_cell", "worst_region"):
+            columns.append(_marked([getattr(summary[name], field) if name in summary else None for name in names]))
+    for name, *cells in zip(names, *columns):
+        table.add_row(name, *cells)
+    return table
+
+
+def _plain_table(title: str) -> Table:
+    return Table(box=SIMPLE_HEAD, title=Text(title), title_justify="left", title_style="", pad_edge=False)
+
+
+def _kind(equal: bool) -> str:
+    return "equal half-widths" if equal else "half-widths uniform in .5 to 1 of the nominal one"
+
+
+def _marked(looseness: Iterable[float | None]) -> list[Text]:
+    """Numbers with the smallest one standing out."""
+    values = list(looseness)
+    least = _smallest(value for value in values if value is not None)
+    return [
+        ABSENT if value is None else Text(f"{value:.3f}" if value < 100 else f"{value:.0f}", BEST * (value <= least))
+        for value in values
+    ]
