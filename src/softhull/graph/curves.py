@@ -13,7 +13,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from .operator import Elementwise, Lines
+from .operator import Elementwise, Interval, Lines
 
 Segment = tuple[Tensor, Tensor]
 
@@ -40,15 +40,21 @@ class Curve(Elementwise):
         limits = torch.finfo(y.dtype)
         return _ULPS * limits.eps * y.abs() + limits.tiny * (1 + x.abs())
 
-    def _check(self, lower: Tensor, upper: Tensor) -> None:
+    def check(self, lower: Tensor, upper: Tensor) -> None:
         """Raise DomainError where the interval leaves the domain."""
+
+    def interval(self, *inputs: Interval) -> Interval:
+        """The values at the ends; operators that do not increase have a rule of their own."""
+        lower, upper = inputs[0]
+        self.check(lower, upper)
+        return self.value(lower), self.value(upper)
 
     def lines(self, lower: Tensor, upper: Tensor, free: Tensor | None = None) -> Lines:
         """Tangents at the point ``free`` of the way through the sound ones, chords where there is none.
 
         The default touches the envelope of the function over the midpoint, which has the least area.
         """
-        self._check(lower, upper)
+        self.check(lower, upper)
         shape = lower.shape
         lower, upper = _without_repeats(lower, upper)
         below = _line_below(self, 1, lower, upper, None if free is None else free[0])
@@ -78,20 +84,39 @@ def _without_repeats(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     return lower, upper
 
 
-def everywhere(lower: Tensor, upper: Tensor) -> Segment:
-    return torch.full_like(lower, -torch.inf), torch.full_like(upper, torch.inf)
+class Convex(Curve):
+    """A curve that bends upward wherever it is defined."""
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return segment(lower, -torch.inf, torch.inf)
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        return segment(lower, torch.inf, -torch.inf)
 
 
-def nowhere(lower: Tensor, upper: Tensor) -> Segment:
-    return torch.full_like(lower, torch.inf), torch.full_like(upper, -torch.inf)
+class Concave(Curve):
+    """A curve that bends downward wherever it is defined."""
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return segment(lower, torch.inf, -torch.inf)
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        return segment(lower, -torch.inf, torch.inf)
 
 
-def left_of(point: float, lower: Tensor) -> Segment:
-    return torch.full_like(lower, -torch.inf), torch.full_like(lower, point)
+class Sshaped(Curve):
+    """An increasing curve that bends upward left of 0 and downward right of it."""
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return segment(lower, -torch.inf, 0.0)
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        return segment(lower, 0.0, torch.inf)
 
 
-def right_of(point: float, lower: Tensor) -> Segment:
-    return torch.full_like(lower, point), torch.full_like(lower, torch.inf)
+def segment(like: Tensor, left: float, right: float) -> Segment:
+    """The same part of the line for all entries; none where ``left > right``."""
+    return torch.full_like(like, left), torch.full_like(like, right)
 
 
 def _line_below(curve: Curve, sign: int, lower: Tensor, upper: Tensor, free: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -131,8 +156,8 @@ def _tangent_points(curve: Curve, sign: int, lower: Tensor, upper: Tensor) -> tu
 
     Where there is none the chord is the best line below, and the range holds an end of the interval.
     """
-    segment = curve.convex(lower, upper) if sign > 0 else curve.concave(lower, upper)
-    left, right = torch.maximum(segment[0], lower), torch.minimum(segment[1], upper)
+    start, end = curve.convex(lower, upper) if sign > 0 else curve.concave(lower, upper)
+    left, right = torch.maximum(start, lower), torch.minimum(end, upper)
     inside = left <= right
     left = torch.where(inside, left, lower)
     right = torch.where(inside, right, lower)

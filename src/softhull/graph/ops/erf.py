@@ -9,12 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..curves import Curve, Segment, left_of, right_of
-from ..operator import Interval
+from ..curves import Sshaped
 
 
 @dataclass(frozen=True)
-class Erf(Curve):
+class Erf(Sshaped):
     """``erf(x)``: convex, then concave."""
 
     name: ClassVar[str] = "Erf"
@@ -24,13 +23,3 @@ class Erf(Curve):
 
     def derivative(self, x: Tensor) -> Tensor:
         return 2 / math.sqrt(math.pi) * torch.exp(-x * x)
-
-    def interval(self, *inputs: Interval) -> Interval:
-        lower, upper = inputs[0]
-        return self.value(lower), self.value(upper)
-
-    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        return left_of(0.0, lower)
-
-    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        return right_of(0.0, lower)

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..curves import Curve, Segment, everywhere, nowhere
-from ..operator import Interval
+from ..curves import Convex
 
 
 @dataclass(frozen=True)
-class Exp(Curve):
+class Exp(Convex):
     """``exp(x)``: convex."""
 
     name: ClassVar[str] = "Exp"
@@ -22,13 +21,3 @@ class Exp(Curve):
 
     def derivative(self, x: Tensor) -> Tensor:
         return x.exp()
-
-    def interval(self, *inputs: Interval) -> Interval:
-        lower, upper = inputs[0]
-        return lower.exp(), upper.exp()
-
-    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        return everywhere(lower, upper)
-
-    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        return nowhere(lower, upper)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..curves import Curve, Segment
+from ..curves import Curve, Segment, segment
 from ..operator import Interval
 
 
@@ -33,8 +33,7 @@ class _Valley(Curve):
         return torch.where((lower <= right) & (upper >= left), least.clamp(max=depth), least), most
 
     def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        bend = torch.full_like(lower, self.bend())
-        return -bend, bend
+        return segment(lower, -self.bend(), self.bend())
 
     def concave(self, lower: Tensor, upper: Tensor) -> Segment:
         # Of the two concave parts only one can touch a line from above: the right one rises everywhere,

@@ -7,13 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..curves import Curve, Segment, everywhere, nowhere
+from ..curves import Concave
 from ..domain import refuse
-from ..operator import Interval
 
 
 @dataclass(frozen=True)
-class Log(Curve):
+class Log(Concave):
     """``log(x)`` for ``x > 0``: concave."""
 
     name: ClassVar[str] = "Log"
@@ -25,16 +24,5 @@ class Log(Curve):
     def derivative(self, x: Tensor) -> Tensor:
         return 1 / x
 
-    def _check(self, lower: Tensor, upper: Tensor) -> None:
+    def check(self, lower: Tensor, upper: Tensor) -> None:
         refuse(~(lower > 0), lower, upper, "the logarithm", self.label)
-
-    def interval(self, *inputs: Interval) -> Interval:
-        lower, upper = inputs[0]
-        self._check(lower, upper)
-        return lower.log(), upper.log()
-
-    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        return nowhere(lower, upper)
-
-    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        return everywhere(lower, upper)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..broadcast import align, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
+from ..products import product_interval
 
 # The interval rule forms the scalar products of a block of the inner dimension at once, at most this many.
 _BLOCK = 1 << 21
@@ -40,13 +41,10 @@ class MatMul(Bilinear):
         lower = upper = x_lower.new_zeros((*batch, x_lower.shape[-2], y_lower.shape[-1]))
         for start in range(0, inner, step):
             block = slice(start, start + step)
-            ends = [
-                a[..., :, block].unsqueeze(-1) * b[..., block, :].unsqueeze(-3)
-                for a in (x_lower, x_upper)
-                for b in (y_lower, y_upper)
-            ]
-            least = torch.minimum(torch.minimum(ends[0], ends[1]), torch.minimum(ends[2], ends[3]))
-            most = torch.maximum(torch.maximum(ends[0], ends[1]), torch.maximum(ends[2], ends[3]))
+            least, most = product_interval(
+                (x_lower[..., :, block].unsqueeze(-1), x_upper[..., :, block].unsqueeze(-1)),
+                (y_lower[..., block, :].unsqueeze(-3), y_upper[..., block, :].unsqueeze(-3)),
+            )
             lower, upper = lower + least.sum(-2), upper + most.sum(-2)
         return lower, upper
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ..broadcast import align, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
+from ..products import product_interval
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,7 @@ class Product(Bilinear):
         (x_lower, x_upper), (y_lower, y_upper) = inputs
         x_lower, y_lower = self._aligned(x_lower, y_lower)
         x_upper, y_upper = self._aligned(x_upper, y_upper)
-        a, b, c, d = x_lower * y_lower, x_lower * y_upper, x_upper * y_lower, x_upper * y_upper
-        lower = torch.minimum(torch.minimum(a, b), torch.minimum(c, d))
-        upper = torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
-        return lower, upper
+        return product_interval((x_lower, x_upper), (y_lower, y_upper))
 
     def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
         target = (self.left, self.right)[side]

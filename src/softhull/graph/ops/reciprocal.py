@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from ..curves import Curve, Segment, left_of, right_of
+from ..curves import Curve, Segment, segment
 from ..domain import refuse
 from ..operator import Interval
 
@@ -25,16 +26,16 @@ class Reciprocal(Curve):
     def derivative(self, x: Tensor) -> Tensor:
         return -1 / (x * x)
 
-    def _check(self, lower: Tensor, upper: Tensor) -> None:
+    def check(self, lower: Tensor, upper: Tensor) -> None:
         refuse(~((lower > 0) | (upper < 0)), lower, upper, "the reciprocal", self.label)
 
     def interval(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
-        self._check(lower, upper)
+        self.check(lower, upper)
         return 1 / upper, 1 / lower
 
     def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        return right_of(0.0, lower)
+        return segment(lower, 0.0, torch.inf)
 
     def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        return left_of(0.0, lower)
+        return segment(lower, -torch.inf, 0.0)

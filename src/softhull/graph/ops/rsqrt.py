@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..curves import Curve, Segment, everywhere, nowhere
+from ..curves import Convex
 from ..domain import refuse
 from ..operator import Interval
 
 
 @dataclass(frozen=True)
-class Rsqrt(Curve):
+class Rsqrt(Convex):
     """``1 / sqrt(x)`` for ``x > 0``: convex."""
 
     name: ClassVar[str] = "Rsqrt"
@@ -25,16 +25,10 @@ class Rsqrt(Curve):
     def derivative(self, x: Tensor) -> Tensor:
         return -0.5 * x.rsqrt() / x
 
-    def _check(self, lower: Tensor, upper: Tensor) -> None:
+    def check(self, lower: Tensor, upper: Tensor) -> None:
         refuse(~(lower > 0), lower, upper, "the reciprocal square root", self.label)
 
     def interval(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
-        self._check(lower, upper)
+        self.check(lower, upper)
         return upper.rsqrt(), lower.rsqrt()
-
-    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        return everywhere(lower, upper)
-
-    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        return nowhere(lower, upper)

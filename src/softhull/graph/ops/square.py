@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..curves import Curve, Segment, everywhere, nowhere
+from ..curves import Convex
 from ..operator import Interval
 
 
 @dataclass(frozen=True)
-class Square(Curve):
+class Square(Convex):
     """``x * x``: convex."""
 
     name: ClassVar[str] = "Square"
@@ -29,9 +29,3 @@ class Square(Curve):
         a, b = lower * lower, upper * upper
         least = torch.where((lower <= 0) & (upper >= 0), torch.zeros_like(a), torch.minimum(a, b))
         return least, torch.maximum(a, b)
-
-    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        return everywhere(lower, upper)
-
-    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        return nowhere(lower, upper)
