@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -184,3 +186,104 @@ def test_shell_completion_offers_the_commands() -> None:
     assert "_softhull_completion" in result.stdout
     offered = run_process(_SOFTHULL_COMPLETE="bash_complete", COMP_WORDS="softhull ", COMP_CWORD="1")
     assert set(COMMANDS) == {line.split(",")[1] for line in offered.stdout.splitlines()}
+
+
+SMALL = ["--k", "2,3", "--half-width", "1", "--mu", "0.8", "--regions", "2", "--workers", "1"]
+
+
+def interrupt_after(count: int) -> Callable[..., Iterator[tuple[int, Any]]]:
+    """In place of ``map_in_processes``: Ctrl-C after some answers."""
+
+    def run_some(work: Callable[[Any], Any], tasks: Sequence[Any], workers: int) -> Iterator[tuple[int, Any]]:
+        for position, task in enumerate(tasks[:count]):
+            yield position, work(task)
+        raise KeyboardInterrupt
+
+    return run_some
+
+
+def test_tightness_tables_name_every_bound_and_the_check() -> None:
+    result = run("tightness", *SMALL)
+    assert result.exit_code == 0
+    for name in softhull.BOUNDS:
+        assert f" {name} " in result.stdout
+    assert "8 of 8 cells" in result.stdout
+    assert "holds (16 regions)" in result.stdout
+    assert "65^2 points for K = 2" in result.stdout
+
+
+def test_tightness_json_has_cells_summary_and_check() -> None:
+    result = run("tightness", *SMALL, "--equal", "--json", "--seed", "3")
+    assert result.exit_code == 0
+    study = json.loads(result.stdout)
+    assert study["hull_never_looser"] == {"holds": True, "regions": 8, "broken": []}
+    assert list(study["summary"]) == ["equal"]
+    assert len(study["cells"]) == study["cells_done"] == 4
+    cell = study["cells"][0]
+    assert cell["looseness"]["upper"]["hull"] == pytest.approx(sum(cell["regions"]["upper"]["hull"]) / 2)
+
+
+def test_tightness_exits_1_when_a_statement_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softhull.study.tightness._broken", lambda *anything: ["er lower is tighter than hull"])
+    result = run("tightness", *SMALL)
+    assert result.exit_code == 1
+    assert "BROKEN: er lower is tighter than hull" in result.stdout
+
+
+def test_tightness_after_an_interrupt_shows_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softhull.study.tightness.map_in_processes", interrupt_after(3))
+    result = run("tightness", *SMALL, "--json")
+    assert result.exit_code == INTERRUPTED
+    study = json.loads(result.stdout)
+    assert (study["cells_done"], study["cells_asked"]) == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--k", "7"], "2 to 5"),
+        (["--k", "2.5"], "whole number"),
+        (["--half-width", "100"], "half-width"),
+        (["--mu", "0.1"], "1/K"),
+        (["--regions", "0"], "--regions"),
+    ],
+)
+def test_tightness_refuses_what_it_cannot_compute(arguments: list[str], said: str) -> None:
+    assert_one_line_error(run("tightness", *arguments), said)
+
+
+def test_missing_highs_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    assert_one_line_error(run("tightness", *SMALL), "pip install 'softhull[lp]'")
+
+
+@pytest.fixture
+def short_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main figure alone, for few sizes."""
+    from softhull.paper.synth import figure_plans
+
+    monkeypatch.setattr("softhull.paper.synth.figure_plans", lambda: figure_plans((2, 3))[:1])
+
+
+@pytest.mark.usefixtures("short_study")
+def test_paper_synth_writes_tables_and_figures(tmp_path: Path) -> None:
+    options = ["--regions", "3", "--points", "5", "--workers", "1"]
+    result = run("paper", "synth", "--out", str(tmp_path / "new"), *options)
+    assert result.exit_code == 0
+    assert "20 of 20 settings" in result.stdout
+    written = sorted(path.suffix for path in (tmp_path / "new").iterdir())
+    assert {suffix: written.count(suffix) for suffix in written} == {".csv": 8, ".png": 9, ".svg": 9}
+
+
+@pytest.mark.usefixtures("short_study")
+def test_paper_synth_after_an_interrupt_writes_what_was_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("softhull.paper.synth.map_in_processes", interrupt_after(2))
+    result = run("paper", "synth", "--out", str(tmp_path), "--regions", "2", "--points", "3", "--workers", "1")
+    assert result.exit_code == INTERRUPTED
+    assert "2 of 20 settings" in result.stdout
+    assert list(tmp_path.glob("*.csv"))
+
+
+def test_paper_synth_refuses_a_file_as_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_one_line_error(run("paper", "synth", "--out", str(tmp_path / "file")), "file")
