@@ -13,7 +13,9 @@ from ..study.parallel import map_in_processes
 from .figures import STYLE, colour, label, matplotlib, save
 
 # As in the paper, ratios to the constant bound are drawn up to 100; U_lin goes beyond.
-RATIO_LIMITS = (1e-3, 100.0)
+LARGEST_RATIO = 100.0
+# Where the hull is softmax itself its gap is rounding: no axis follows it there.
+DECADES_SHOWN = 1e4
 LARGEST_BOX = 1000.0
 FORMATS = ("png", "svg")
 MARKERS = "os^Dv<>Ph*X"
@@ -67,7 +69,7 @@ def _figure(drawing: Drawing) -> Any:
             found = zip(*axes.get_legend_handles_labels())
             handles |= {text: handle for handle, text in found if text not in handles}
         figure.suptitle(drawing.caption, x=0.01, ha="left", fontsize=10)
-        columns = min(len(handles), 2 * drawing.columns + 2)
+        columns = min(len(handles), 2 * drawing.columns + 3)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=8)
     return figure
 
@@ -95,10 +97,9 @@ def _draw_sweep(axes: Any, rows: list[SweepRow], panel: Any) -> None:
                     label=f"{label(name)} plane" if linearised else label(name),
                 )
     axes.set_xlim(0, 1.02)
-    if panel.ratio and rows:
-        shown = [row.mean for row in rows if row.mean > 0]
-        least, most = max(min(shown) / 1.3, RATIO_LIMITS[0]), min(max(shown) * 1.3, RATIO_LIMITS[1])
-        axes.set_ylim(least, max(most, 1.3))
+    shown = [row.mean for row in rows if row.mean > 0]
+    most = min(max(shown), LARGEST_RATIO) if panel.ratio else max(shown)
+    axes.set_ylim(max(min(shown), most / DECADES_SHOWN) / 1.3, 1.3 * most)
     _logarithmic(axes)
     axes.set_xlabel(r"largest mean probability $\mu_{\max}$")
     axes.set_ylabel("mean gap / that of const" if panel.ratio else "mean gap")
@@ -125,9 +126,10 @@ def _draw_boxes(axes: Any, rows: list[BoxRow], panel: Any) -> None:
                 "fliers": [],
             }
             tint = colour(row.partner)
+            centre = position + (place - (most - 1) / 2) * width
             axes.bxp(
                 [box],
-                positions=[position + (place - (most - 1) / 2) * width],
+                positions=[centre],
                 widths=0.85 * width,
                 showfliers=False,
                 manage_ticks=False,
@@ -137,6 +139,9 @@ def _draw_boxes(axes: Any, rows: list[BoxRow], panel: Any) -> None:
                 whiskerprops={"color": tint, "linewidth": 0.8},
                 capprops={"color": tint, "linewidth": 0.8},
             )
+            if row.p5 > LARGEST_BOX:
+                # All of the box lies above what is drawn: the partner has no gap worth speaking of.
+                axes.plot(centre, 0.97, "^", color=tint, markersize=4, transform=axes.get_xaxis_transform())
             if row.partner not in named:
                 named.add(row.partner)
                 axes.plot([], [], color=tint, linewidth=4, label=f"ER / {label(row.partner)}")
