@@ -64,6 +64,13 @@ def test_every_command_has_help_with_an_example(path: list[str]) -> None:
     assert "softhull " + " ".join(path) in result.stdout
 
 
+@pytest.mark.parametrize("path", [[], ["plot"], ["paper"]], ids=str)
+def test_a_group_without_a_command_shows_its_help(path: list[str]) -> None:
+    result = run(*path)
+    assert "Commands:" in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr
+
+
 def test_bounds_table_has_every_row_of_the_table() -> None:
     result = run("bounds", *BOX)
     assert result.exit_code == 0

@@ -15,6 +15,9 @@ from ..errors import SofthullError
 
 COMMANDS = ("bounds", "plot", "tightness", "paper", "demo")
 
+# A group called without a command shows its help; click before 8.2 does that without an exception.
+HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
 INTERRUPTED = 130
 BAD_INPUT = 2
 
@@ -47,6 +50,9 @@ class Root(LazyGroup):
             sys.stdout.flush()
         except (KeyboardInterrupt, click.Abort):
             _leave("interrupted", INTERRUPTED)
+        except HELP_WANTED as problem:
+            click.echo(problem.ctx.get_help(), err=True)
+            sys.exit(BAD_INPUT)
         except click.ClickException as problem:
             _leave(_explain(problem), BAD_INPUT)
         except BrokenPipeError:

@@ -9,7 +9,7 @@ import click
 from .options import NumberList, console, show_json
 
 
-@click.command("bounds")
+@click.command("bounds", short_help="Every bound at a point of a box of logits.")
 @click.option("--lower", type=NumberList(), required=True, help="Lower end of every logit, separated by commas.")
 @click.option("--upper", type=NumberList(), required=True, help="Upper end of every logit.")
 @click.option("--at", type=NumberList(), help="The point; default: the midpoint of the box.")

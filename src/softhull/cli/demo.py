@@ -11,7 +11,7 @@ from .options import console
 LOWER, UPPER = (-1.0, 0.0, 2.0), (0.0, 1.0, 3.0)
 
 
-@click.command("demo")
+@click.command("demo", short_help="All bounds for a sample box, and the first figure.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..paper.synth import SynthStudy
 
 
-@click.group("paper")
+@click.group("paper", short_help="The tables and figures of the paper, computed again.")
 def command() -> None:
     """The tables and figures of Wei et al. 2023, with the new bounds beside.
 

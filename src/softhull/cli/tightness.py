@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..study.tightness import TightnessStudy
 
 
-@click.command("tightness")
+@click.command("tightness", short_help="Looseness of every bound against the exact envelope.")
 @click.option("--k", "sizes", type=NumberList(int), default="2,3,4", show_default=True, help="Numbers of logits.")
 @click.option("--half-width", type=NumberList(), default="0.2,1,2", show_default=True, help="Of the boxes.")
 @click.option("--mu", type=NumberList(), default="0.5,0.8,0.95", show_default=True, help="Largest mean probability.")
