@@ -20,7 +20,7 @@ class Linear:
     """
 
     bound: str = "hull"
-    optimize: int = 0
+    optimize: int = 20
     differences: bool = True
     simplex: bool = True
     contract: bool = True
@@ -29,6 +29,7 @@ class Linear:
     learning_rate: float = 0.1
 
     everywhere: ClassVar[bool] = False  # whether bounds are concretised at every node on the way back
+    pad_pairs: ClassVar[bool] = False  # whether rows of two take the form of ``bound`` for longer rows
     mixture: ClassVar[float] = 0.5  # weight of the McCormick plane through the lower ends of both factors
 
     def __post_init__(self) -> None:
@@ -42,7 +43,8 @@ class Paper:
     """DeepPoly as Wei et al. (2023) ran it for their attention tables.
 
     Box bounds of every node, concretised at every node on the way back with the best kept; score differences by box
-    subtraction; tangent planes at the midpoint of the score box; one fixed pair of planes per product.
+    subtraction; tangent planes at the midpoint of the score box, for two tokens in the form for more than two; one
+    fixed pair of planes per product.
     """
 
     bound: str = "lse*"
@@ -54,6 +56,7 @@ class Paper:
     contract_limit: ClassVar[int] = 0
     learning_rate: ClassVar[float] = 0.0
     everywhere: ClassVar[bool] = True
+    pad_pairs: ClassVar[bool] = True
     mixture: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

@@ -11,11 +11,11 @@ from .softmax import refine_differences
 
 
 def optimized_lower(
-    bounds: LinearBounds, index: int, coefficients: Tensor, steps: int, rate: float, target: float
+    bounds: LinearBounds, index: int, coefficients: Tensor, steps: int, rate: float, target: Tensor
 ) -> Tensor:
     """Lower bounds ``[S, B]`` on ``<coefficients, node>`` after ``steps`` projected gradient steps.
 
-    Instances stop once all their specifications exceed ``target``.
+    Instances stop once all their specifications exceed their ``target [B]``.
     """
     best = coefficients.new_full((coefficients.shape[0], bounds.size), -torch.inf)
     active = torch.arange(bounds.size, device=coefficients.device)
@@ -26,7 +26,7 @@ def optimized_lower(
             value = bounds.lower(index, coefficients, contract=True, free=free)
             objective = torch.where(value.isfinite(), value, torch.zeros_like(value)).sum()
         best[:, active] = torch.maximum(best[:, active], value.detach())
-        still_open = (best[:, active] <= target).any(0).nonzero()[:, 0]
+        still_open = (best[:, active] <= target[active]).any(0).nonzero()[:, 0]
         if step == steps or not len(still_open):
             break
         free.ascend(objective, rate * (1 - step / steps))
@@ -39,6 +39,7 @@ def optimized_lower(
 
 def optimize_differences(bounds: LinearBounds, steps: int, rate: float) -> None:
     """Tighten the score differences of every softmax met so far, first to last, and what follows from them."""
+    never = torch.full((bounds.size,), torch.inf, dtype=bounds.region.lower.dtype, device=bounds.region.lower.device)
     for index in sorted(bounds.known_differences):
-        if refine_differences(bounds, index, lambda i, C: optimized_lower(bounds, i, C, steps, rate, torch.inf)):
+        if refine_differences(bounds, index, lambda i, C: optimized_lower(bounds, i, C, steps, rate, never)):
             bounds.forget_after(index)

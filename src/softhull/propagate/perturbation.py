@@ -27,9 +27,11 @@ class Perturbation:
         if self.clip is not None and not self.clip[0] <= self.clip[1]:
             raise InvalidInput(f"clip must be (low, high) with low <= high, got {self.clip!r}")
 
-    def around(self, x: Tensor) -> Region:
-        """The perturbed inputs around ``x [B, *shape]``."""
-        lower, upper = x - self.eps, x + self.eps
+    def around(self, x: Tensor, eps: Tensor | None = None) -> Region:
+        """The perturbed inputs around ``x [B, *shape]``, with an ``eps [B]`` of their own where given."""
+        size = self.eps if eps is None else eps
+        wide = size.reshape(-1, *[1] * (x.ndim - 1)) if isinstance(size, Tensor) else size
+        lower, upper = x - wide, x + wide
         if self.clip is not None:
             low, high = self.clip
             outside = (x < low) | (x > high)
@@ -41,17 +43,17 @@ class Perturbation:
             lower, upper = lower.clamp(min=low), upper.clamp(max=high)
         if self.norm == math.inf:
             return Region(lower, upper)
-        return Region(lower, upper, centre=x, eps=self.eps, norm=self.norm)
+        return Region(lower, upper, centre=x, eps=size, norm=self.norm)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A box ``[B, *shape]``, intersected with the ball of ``eps`` around ``centre`` unless ``norm`` is infinite."""
+    """A box ``[B, *shape]``, met with the balls of radius ``eps`` (a number or ``[B]``) around ``centre`` if given."""
 
     lower: Tensor
     upper: Tensor
     centre: Tensor | None = None
-    eps: float = math.inf
+    eps: float | Tensor = math.inf
     norm: float = math.inf
 
     def __post_init__(self) -> None:
@@ -79,7 +81,8 @@ class Region:
     def take(self, instances: Tensor) -> Region:
         """The regions of some instances, in the order given."""
         centre = None if self.centre is None else self.centre[instances]
-        return Region(self.lower[instances], self.upper[instances], centre, self.eps, self.norm)
+        eps = self.eps[instances] if isinstance(self.eps, Tensor) else self.eps
+        return Region(self.lower[instances], self.upper[instances], centre, eps, self.norm)
 
     def project(self, x: Tensor) -> Tensor:
         """A point of the region near ``x``: inside the box always, inside the ball up to rounding."""
@@ -100,11 +103,12 @@ def _inner(coefficients: Tensor, x: Tensor) -> Tensor:
     return torch.einsum("sbn,bn->sb", coefficients, x)
 
 
-def _shrink(step: Tensor, eps: float, norm: float) -> Tensor:
-    """The steps ``[B, n]`` projected onto the ball of radius ``eps`` around zero."""
+def _shrink(step: Tensor, eps: float | Tensor, norm: float) -> Tensor:
+    """The steps ``[B, n]`` projected onto the balls of radius ``eps`` around zero."""
+    eps = torch.as_tensor(eps, dtype=step.dtype, device=step.device).reshape(-1, 1)
     if norm == 2:
         length = step.norm(dim=1, keepdim=True)
-        return torch.where(length > eps, step * (eps / length.clamp(min=eps if eps > 0 else 1.0)), step)
+        return torch.where(length > eps, step * (eps / torch.where(length > eps, length, 1.0)), step)
     descending = step.abs().sort(dim=1, descending=True).values
     excess = descending.cumsum(1) - eps
     count = torch.arange(1, step.shape[1] + 1, dtype=step.dtype, device=step.device)

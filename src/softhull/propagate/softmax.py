@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -219,6 +219,17 @@ def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:
     """The planes of the method's bound at the midpoint of the score box."""
     lower, upper, known = _scores(bounds, index)
     below, above = _sides(bounds.method.bound)
+    if bounds.method.pad_pairs and lower.shape[-1] == 2:
+        masked = lower.new_full((*lower.shape[:-1], 1), -math.inf)
+        low, high = (torch.cat((end, masked), -1) for end in (lower, upper))
+        found, other = (softmax_planes(low, high, name, outputs=(0, 1)) for name in (below, above))
+        planes = _dense(found.lower, other.upper)
+        return replace(
+            planes,
+            at=planes.at[..., :2],
+            below_slope=planes.below_slope[..., :2],
+            above_slope=planes.above_slope[..., :2],
+        )
     at = _centre(lower, upper, known)
     found = softmax_planes(lower, upper, below, at, known)
     other = found if above == below else softmax_planes(lower, upper, above, at, known)

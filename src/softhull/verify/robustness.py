@@ -1,0 +1,348 @@
+"""Does every input of a region keep its class, or stay out of a set of outputs?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput, SofthullError
+from ..formats.network import Network
+from ..formats.vnnlib import Disjunct, Specification
+from ..graph.graph import Graph
+from ..propagate.methods import Linear, Method
+from ..propagate.perturbation import Perturbation, Region
+from ..propagate.structure import Structure
+from .prove import Bracket, Effort, prove
+from .result import Record, Result, Verdict
+from .unsafe import Unsafe, class_change
+
+# Instances worked on together; more gain nothing and cost memory.
+_BATCH = 256
+_INTERRUPTED = "interrupted"
+_OUT_OF_TIME = "the time limit passed; raise it"
+
+
+def verify_robustness(
+    network: Network | Graph,
+    x: Any,
+    label: Any,
+    perturbation: Perturbation,
+    property: str = "all",
+    method: Method | None = None,
+    *,
+    targets: Sequence[int] | None = None,
+    attack: bool | None = None,
+    timeout: float | None = None,
+    seed: int = 0,
+    memory: int = 1 << 24,
+    dtype: torch.dtype = torch.float64,
+) -> Result:
+    """Whether every perturbed input keeps its class: one verdict per instance, in the order given.
+
+    ``x [B, ...]`` is reshaped to the network's input, ``label [B]``. ``property``: ``all`` (no other class overtakes
+    the label), ``targets`` (none of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest).
+    A final softmax or sigmoid is left out; a single logit has two classes by its sign. ``attack``: None attacks what
+    the bounds leave open, True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result
+    holds the best found so far. ``memory`` bounds the bytes of one tensor.
+    """
+    case = _Case.of(network, x, label, dtype)
+    unsafe = class_change(case.labels, case.outputs, property, None if targets is None else torch.tensor(targets))
+    region = perturbation.around(case.x)
+    effort = _effort(attack, timeout, seed, memory)
+    return _run(case, region, unsafe, method or Linear(), effort)
+
+
+def certified_radius(
+    network: Network | Graph,
+    x: Any,
+    label: Any,
+    perturbation: Perturbation,
+    property: str = "all",
+    method: Method | None = None,
+    *,
+    targets: Sequence[int] | None = None,
+    steps: int = 10,
+    timeout: float | None = None,
+    memory: int = 1 << 24,
+    dtype: torch.dtype = torch.float64,
+) -> np.ndarray:
+    """The largest ``eps`` found certified for every instance by bisection up to ``perturbation.eps``, as an array.
+
+    0 where nothing was certified, NaN where the clean input is misclassified. Every value returned was certified.
+    """
+    case = _Case.of(network, x, label, dtype)
+    unsafe = class_change(case.labels, case.outputs, property, None if targets is None else torch.tensor(targets))
+    effort = _effort(False, timeout, 0, memory)
+    proved = torch.zeros(len(case.x), dtype=case.x.dtype)
+    failed = torch.full_like(proved, perturbation.eps)
+    here = failed.clone()
+    for _ in range(steps + 1):
+        if time.monotonic() > effort.deadline:
+            break
+        region = perturbation.around(case.x, here)
+        result = _run(case, region, unsafe, method or Linear(), effort)
+        good = torch.tensor([record.verdict is Verdict.CERTIFIED for record in result.records])
+        proved, failed = torch.where(good, here, proved), torch.where(good, failed, here)
+        here = (proved + failed) / 2
+        if bool((proved == failed).all()):
+            break
+    proved[~case.correct] = torch.nan
+    return proved.numpy()
+
+
+@dataclass(frozen=True)
+class SpecificationResult:
+    """``unsat`` (no counterexample exists), ``sat`` with a witness, ``unknown`` or ``timeout``."""
+
+    verdict: str
+    witness: np.ndarray | None
+    outputs: np.ndarray | None
+    bound: float | None
+    cpu_seconds: float
+    seconds: float
+
+
+def verify_specification(
+    network: Network | Graph,
+    specification: Specification,
+    method: Method | None = None,
+    *,
+    timeout: float | None = None,
+    seed: int = 0,
+    memory: int = 1 << 24,
+    dtype: torch.dtype = torch.float64,
+) -> SpecificationResult:
+    """Whether any input of the specification has outputs in its unsafe set.
+
+    ``bound`` is the certified distance of the worst disjunct from its unsafe set, in units of its constraints.
+    """
+    clock = _Clock()
+    graph = _graph(network, classes=False).to(dtype)
+    if math.prod(graph.input_shape) != specification.inputs or math.prod(graph.output_shape) != specification.outputs:
+        raise InvalidInput(
+            f"the specification has {specification.inputs} inputs and {specification.outputs} outputs, "
+            f"the network {math.prod(graph.input_shape)} and {math.prod(graph.output_shape)}"
+        )
+    effort = _effort(None, timeout, seed, memory)
+    structure = Structure(graph)
+    bounds: list[float] = []
+    verdict = "unsat"
+    for boxes in _with_equal_inputs(specification.disjuncts):
+        lower, upper = (_tensor(end, dtype).reshape(1, *graph.input_shape) for end in (boxes[0].lower, boxes[0].upper))
+        region = Region(lower, upper)
+        unsafe = _unsafe_of(boxes, dtype)
+        if not unsafe.groups:
+            continue
+        bracket = prove(graph, structure, region, _middle(region), unsafe, method or Linear(), effort)
+        best, _ = unsafe.best_rows(bracket.rows)
+        worst = float(best.min())
+        bounds.append(worst)
+        if worst > 0:
+            continue
+        touching = not any(disjunct.strict.any() for disjunct in boxes)
+        found = _replayed(network, graph, bracket.worst[0], region, unsafe, 0, None, touching)
+        if found is not None:
+            return SpecificationResult("sat", found[0], found[1], worst, *clock.spent())
+        verdict = "timeout" if bracket.stopped == "time" or verdict == "timeout" else "unknown"
+        if bracket.stopped == "interrupt":
+            break
+    return SpecificationResult(verdict, None, None, min(bounds, default=None), *clock.spent())
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Validated instances of one question about classes."""
+
+    network: Network | Graph
+    graph: Graph
+    x: Tensor
+    labels: Tensor
+    outputs: Tensor  # clean logits [B, K]
+    correct: Tensor
+
+    @staticmethod
+    def of(network: Network | Graph, x: Any, label: Any, dtype: torch.dtype) -> _Case:
+        graph = _graph(network, classes=True).to(dtype)
+        x = _tensor(x, dtype)
+        size = math.prod(graph.input_shape)
+        if not x.numel() or x.numel() % size:
+            raise InvalidInput(f"x of shape {tuple(x.shape)} does not fit the network's input {graph.input_shape}")
+        x = x.reshape(-1, *graph.input_shape)
+        if not x.isfinite().all():
+            raise InvalidInput("x holds NaN or infinite entries")
+        labels = torch.as_tensor(np.asarray(label)).reshape(-1)
+        if len(labels) != len(x):
+            raise InvalidInput(f"{len(x)} inputs but {len(labels)} labels")
+        if labels.is_floating_point() and not (labels == labels.round()).all():
+            raise InvalidInput("labels must be whole numbers")
+        labels = labels.long()
+        with torch.no_grad():
+            outputs = torch.cat([graph(part).flatten(1) for part in x.split(_BATCH)])
+        classes = 2 if outputs.shape[1] == 1 else outputs.shape[1]
+        if ((labels < 0) | (labels >= classes)).any():
+            raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
+        predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        return _Case(network, graph, x, labels, outputs, predicted == labels)
+
+
+def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Effort) -> Result:
+    """Batch after batch; whatever happens, every instance gets a record."""
+    clock = _Clock()
+    structure = Structure(case.graph)
+    records: dict[int, Record] = {}
+    for i in (~case.correct).nonzero()[:, 0].tolist():
+        records[i] = Record(i, Verdict.MISCLASSIFIED, int(case.labels[i]))
+    waiting = list(case.correct.nonzero()[:, 0].split(_batch_size(structure, effort)))
+    stopped = False
+    while waiting:
+        batch = waiting.pop(0)
+        if stopped or time.monotonic() > effort.deadline:
+            message = _INTERRUPTED if stopped else _OUT_OF_TIME
+            records |= {i: Record(i, Verdict.UNKNOWN, int(case.labels[i]), message=message) for i in batch.tolist()}
+            continue
+        try:
+            here, rows = region.take(batch), unsafe.take(batch)
+            bracket = prove(case.graph, structure, here, case.x[batch], rows, method, effort)
+            stopped = bracket.stopped == "interrupt"
+            for place, i in enumerate(batch.tolist()):
+                records[i] = _record(case, i, place, bracket, here, rows)
+        except (SofthullError, RuntimeError, MemoryError, ValueError) as problem:
+            if len(batch) > 1:  # one instance must not take the others with it
+                waiting = list(batch.split(max(1, len(batch) // 4))) + waiting
+            else:
+                i = int(batch[0])
+                line = " ".join(str(problem).split()) or type(problem).__name__
+                records[i] = Record(i, Verdict.ERROR, int(case.labels[i]), message=line)
+    return Result(tuple(records[i] for i in range(len(case.x))), *clock.spent())
+
+
+def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, unsafe: Unsafe) -> Record:
+    label = int(case.labels[i])
+    best, _ = unsafe.best_rows(bracket.rows[:, place : place + 1])
+    bound = float(best.min()) if len(best) else math.inf
+    attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
+    if bound > 0:
+        return Record(i, Verdict.CERTIFIED, label, bound, attack)
+    message = {"": Verdict.UNKNOWN.advice, "time": _OUT_OF_TIME, "interrupt": _INTERRUPTED}[bracket.stopped]
+    if attack is not None and attack < 0:
+        final = case.network.final if isinstance(case.network, Network) else None
+        found = _replayed(case.network, case.graph, bracket.worst[place], region, unsafe, place, final)
+        if found is not None:
+            return Record(i, Verdict.FALSIFIED, label, bound, attack, found[0])
+        message = "the attack breaks the property in exact arithmetic only, not when the model file is replayed"
+    return Record(i, Verdict.UNKNOWN, label, bound, attack, message=message)
+
+
+def _replayed(
+    network: Network | Graph,
+    graph: Graph,
+    x: Tensor,
+    region: Region,
+    unsafe: Unsafe,
+    place: int,
+    final: str | None,
+    touching: bool = False,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The point in the precision of the model file, and its outputs there, if they are unsafe; None otherwise.
+
+    Class rows compare outputs with each other or with zero, which a final softmax or sigmoid (less 1/2) keeps.
+    """
+    if isinstance(network, Graph):
+        point = x.numpy()
+        outputs = graph(x.unsqueeze(0)).flatten().numpy()
+    else:
+        rounded = _rounded_inside(x, region.take(torch.tensor([place])), np.dtype(network.input_dtype))
+        if rounded is None:
+            return None
+        point = rounded
+        outputs = network.replay(point[None])[0].reshape(-1)
+    compared = torch.as_tensor(outputs, dtype=torch.float64) - (0.5 if final == "sigmoid" else 0.0)
+    here = torch.full((unsafe.groups,), place)
+    margins = unsafe.margins(compared.to(unsafe.rows).expand(unsafe.groups, -1), here, torch.arange(unsafe.groups))
+    broken = (margins <= 0) if touching else (margins < 0)
+    return (point, outputs) if bool(broken.any()) else None
+
+
+def _rounded_inside(x: Tensor, region: Region, dtype: np.dtype[Any]) -> np.ndarray | None:
+    """``x`` rounded to ``dtype`` without leaving the region, or None where there is no such point nearby."""
+    lower, upper = region.lower[0].numpy(), region.upper[0].numpy()
+    point = x.detach().numpy().astype(dtype)
+    exact = point.astype(np.float64)
+    point = np.where(exact > upper, np.nextafter(point, np.asarray(-np.inf, dtype)), point)
+    point = np.where(exact < lower, np.nextafter(point, np.asarray(np.inf, dtype)), point)
+    if region.centre is not None:
+        centre, eps = region.centre[0].numpy(), float(torch.as_tensor(region.eps).reshape(-1)[0])
+        for shrink in (1.0, 1 - 1e-7, 1 - 1e-6, 1 - 1e-5):
+            tried = (centre + shrink * (point.astype(np.float64) - centre)).astype(dtype)
+            if np.linalg.norm((tried.astype(np.float64) - centre).ravel(), region.norm) <= eps:
+                point = tried
+                break
+        else:
+            return None
+    exact = point.astype(np.float64)
+    return point if ((lower <= exact) & (exact <= upper)).all() else None
+
+
+def _with_equal_inputs(disjuncts: Sequence[Disjunct]) -> list[list[Disjunct]]:
+    """Disjuncts over the same box share one set of bounds."""
+    found: dict[bytes, list[Disjunct]] = {}
+    for disjunct in disjuncts:
+        found.setdefault(disjunct.lower.tobytes() + disjunct.upper.tobytes(), []).append(disjunct)
+    return list(found.values())
+
+
+def _unsafe_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Unsafe:
+    """``matrix @ y <= offset`` row by row; without rows all outputs are unsafe, as ``0 * y > 0`` never holds."""
+    rows, offsets, group = [], [], []
+    for number, disjunct in enumerate(disjuncts):
+        matrix, offset = disjunct.matrix, disjunct.offset
+        if not len(matrix):
+            matrix, offset = np.zeros((1, matrix.shape[1])), np.zeros(1)
+        rows.append(_tensor(matrix, dtype))
+        offsets.append(_tensor(offset, dtype))
+        group += [number] * len(matrix)
+    return Unsafe(torch.cat(rows)[:, None], torch.cat(offsets)[:, None], torch.tensor(group))
+
+
+def _graph(network: Network | Graph, classes: bool) -> Graph:
+    if isinstance(network, Graph):
+        return network
+    if isinstance(network, Network):
+        return network.logits if classes else network.graph
+    raise InvalidInput(f"network must come from load_onnx or from_torch, not {type(network).__name__}")
+
+
+def _tensor(values: Any, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values), dtype=dtype)
+
+
+def _middle(region: Region) -> Tensor:
+    return region.lower + (region.upper - region.lower) / 2
+
+
+def _batch_size(structure: Structure, effort: Effort) -> int:
+    width = structure.width(len(structure.graph.nodes) - 1)
+    return min(_BATCH, max(1, effort.memory // (8 * 4 * width)))
+
+
+def _effort(attack: bool | None, timeout: float | None, seed: int, memory: int) -> Effort:
+    if timeout is not None and not timeout > 0:
+        raise InvalidInput(f"timeout must be a positive number of seconds, got {timeout!r}")
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    kind = {None: "open", True: "always", False: "never"}[attack]
+    return Effort(deadline=deadline, attack=kind, seed=seed, memory=memory)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._cpu, self._wall = time.process_time(), time.monotonic()
+
+    def spent(self) -> tuple[float, float]:
+        return time.process_time() - self._cpu, time.monotonic() - self._wall
