@@ -22,6 +22,7 @@ from torch import Tensor
 from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
 from .free import Free
+from .structure import pieces
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
@@ -69,7 +70,7 @@ def _keep_one(
     found = bound_rows() if free is None or rows.requires_grad else free.remember(index, "rows", bound_rows)
     if found is None:
         return None
-    on_kept, on_rows, constant = _relax_products(bounds, index, (lower, upper), found, free)
+    on_kept, on_rows, constant = _relax_products(bounds, index, (lower, upper), found, leading[-1], free)
     if reference is not None:
         on_rows = on_rows + reference * (1 - on_rows.sum(-1, keepdim=True))
     S, B = on_kept.shape[:2]
@@ -98,19 +99,25 @@ def _keep_neither(bounds: LinearBounds, index: int, C: Tensor, free: Free | None
     rest = (matrices - amounts @ basis.mT).reshape(C.shape)
     x = _bound_combinations(bounds, left, amounts, inner_size, transposed=True)
     y = _bound_combinations(bounds, right, basis, inner_size, transposed=False)
-    on_x, on_y, constant = _relax_products(bounds, index, x, y, free)
+    on_x, on_y, constant = _relax_products(bounds, index, x, y, sizes.shape[-1], free)
     back_left = (amounts @ on_x).reshape(S, B, *left_shape)
     back_right = (basis @ on_y).mT.reshape(S, B, *right_shape)
     return (back_left, back_right), constant, rest
 
 
 def _relax_products(
-    bounds: LinearBounds, index: int, x: Interval, y: Interval, free: Free | None
+    bounds: LinearBounds, index: int, x: Interval, y: Interval, rows: int, free: Free | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients on x and on y and the constant ``[S, B]`` of a plane below the sum of all ``x * y``."""
+    """Coefficients on x and on y and the constant ``[S, B]`` of a plane below the sum of all ``x * y``.
+
+    The last but one dimension counts up to ``rows``; a rank may use fewer of them in one gradient step than in another.
+    """
     (lx, ux), (ly, uy) = x, y
-    default = ly.new_full(torch.broadcast_shapes(lx.shape, ly.shape), bounds.method.mixture)
-    low = default if free is None else free(index, "product", default)
+    *leading, used, inner_size = torch.broadcast_shapes(lx.shape, ly.shape)
+    low = ly.new_full((*leading, rows, inner_size), bounds.method.mixture)
+    if free is not None:
+        low = free(index, "product", low)
+    low = low[..., :used, :]
     high = 1 - low
     constant = -(low * lx * ly + high * ux * uy).flatten(2).sum(-1)
     return low * ly + high * uy, low * lx + high * ux, constant
@@ -143,7 +150,7 @@ def _bound_rows(
         return None
     unit = torch.eye(inner_size, dtype=rows.dtype, device=rows.device)[:, None, None]
     ends: list[Interval] = []
-    for part in torch.arange(len(group), device=rows.device).split(max(1, bounds.chunk(inner) // inner_size)):
+    for part in pieces(torch.arange(len(group), device=rows.device), max(1, bounds.chunk(inner) // inner_size)):
         bounds.check_time()
         weights = unit  # [lines, N, B or 1, lines]: which lines enter
         if reference is not None:
@@ -173,7 +180,7 @@ def _bound_combinations(
     group = torch.arange(groups, device=weights.device).repeat_interleave(R).repeat(S)
     lines = torch.arange(inner_size, device=weights.device)
     ends: list[Interval] = []
-    for part in torch.arange(len(group), device=weights.device).split(max(1, bounds.chunk(factor) // inner_size)):
+    for part in pieces(torch.arange(len(group), device=weights.device), max(1, bounds.chunk(factor) // inner_size)):
         bounds.check_time()
         spread = weights.new_zeros(inner_size, len(part), B, groups, inner_size, width)
         number = torch.arange(len(part), device=weights.device)

@@ -30,7 +30,7 @@ from . import softmax as softmaxes
 from .free import Free
 from .methods import Method
 from .perturbation import Region
-from .structure import Structure
+from .structure import Structure, pieces
 
 Pending = dict[int, Tensor]
 
@@ -90,9 +90,11 @@ class LinearBounds:
         if time.monotonic() > self.deadline:
             raise OutOfTime
 
-    def forget_after(self, index: int) -> None:
-        """Drop what was derived from earlier bounds of a node, so that it is found again from better ones."""
-        for kept in (self._rough, self._known, self._lines, self.planes, self.more_planes):
+    def renew_after(self, index: int) -> None:
+        """Let what was derived from earlier bounds of a node be found again from better ones."""
+        for later in [i for i in self._known if i >= index]:
+            self._rough[later] = self._known.pop(later)
+        for kept in (self._lines, self.planes, self.more_planes):
             for later in [i for i in kept if i >= index]:
                 del kept[later]
         for later in [i for i in self.known_differences if i > index]:
@@ -145,7 +147,7 @@ class LinearBounds:
         if consumer is not None and not everywhere:
             wanted = wanted[~_already_linear(consumer, lower, upper)]
         lower, upper = lower.clone(), upper.clone()
-        for entries in wanted.split(self.chunk(index)):
+        for entries in pieces(wanted, self.chunk(index)):
             self.check_time()
             units = lower.new_zeros(len(entries), 1, math.prod(node.shape))
             units[torch.arange(len(entries)), 0, entries] = 1

@@ -42,4 +42,4 @@ def optimize_differences(bounds: LinearBounds, steps: int, rate: float) -> None:
     never = torch.full((bounds.size,), torch.inf, dtype=bounds.region.lower.dtype, device=bounds.region.lower.device)
     for index in sorted(bounds.known_differences):
         if refine_differences(bounds, index, lambda i, C: optimized_lower(bounds, i, C, steps, rate, never)):
-            bounds.forget_after(index)
+            bounds.renew_after(index)

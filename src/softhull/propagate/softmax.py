@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from ..bounds.table import find_bound
 from ..graph.operator import Interval
 from ..graph.ops.softmax import Softmax
 from .free import Free
+from .structure import pieces
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
@@ -141,13 +142,28 @@ def _scores(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval 
     if found is None:
         return lower, upper, None
     # Rounding of later subtractions must not make the box and its differences contradict each other.
-    slack = 8 * torch.finfo(lower.dtype).eps * (lower.abs() + upper.abs()).amax(-1)[..., None, None]
-    return lower, upper, (found[0] - slack, found[1] + slack)
+    low, high = _unmasked(lower, upper)
+    slack = 8 * torch.finfo(lower.dtype).eps * (low.abs() + high.abs()).amax(-1)[..., None, None]
+    least = torch.minimum(found[0], high[..., :, None] - low[..., None, :]) - slack
+    most = torch.maximum(found[1], low[..., :, None] - high[..., None, :]) + slack
+    least, most = torch.minimum(least, most), torch.maximum(least, most)
+    return lower, upper, (_known(least, -math.inf), _known(most, math.inf))
+
+
+def _unmasked(lower: Tensor, upper: Tensor) -> Interval:
+    """The box with scores of -inf, which have probability 0 whatever the others do, put at 0."""
+    masked = upper == -math.inf
+    return lower.masked_fill(masked, 0.0), upper.masked_fill(masked, 0.0)
+
+
+def _known(bound: Tensor, nothing: float) -> Tensor:
+    """Differences with a masked score are NaN: nothing is known of them."""
+    return torch.where(bound.isnan(), torch.full_like(bound, nothing), bound)
 
 
 def refine_differences(bounds: LinearBounds, index: int, lower_bound: Callable[[int, Tensor], Tensor]) -> bool:
     """Tighten the known differences of one softmax by other lower bounds; False where there are too many."""
-    found = bounds.known_differences[index]
+    found = bounds.differences(index)
     if found is None or _pairs(bounds, index) > _OPTIMIZED_PAIRS:
         return False
 
@@ -174,7 +190,7 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
     entries = torch.arange(size, device=low.device).reshape(node.shape).movedim(_axis(bounds, index), -1).reshape(R, K)
     plus, minus = entries[:, first].flatten(), entries[:, second].flatten()  # all pairs of row 0, then of row 1, ...
     parts = []
-    for part in torch.arange(len(plus), device=low.device).split(bounds.chunk(node.inputs[0])):
+    for part in pieces(torch.arange(len(plus), device=low.device), bounds.chunk(node.inputs[0])):
         bounds.check_time()
         C = low.new_zeros(len(part), 1, size)
         C[torch.arange(len(part)), 0, plus[part]] = 1
@@ -218,35 +234,32 @@ def _planes(bounds: LinearBounds, index: int, specifications: int, free: Free | 
 def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:
     """The planes of the method's bound at the midpoint of the score box."""
     lower, upper, known = _scores(bounds, index)
-    below, above = _sides(bounds.method.bound)
+    name = bounds.method.bound
     if bounds.method.pad_pairs and lower.shape[-1] == 2:
         masked = lower.new_full((*lower.shape[:-1], 1), -math.inf)
         low, high = (torch.cat((end, masked), -1) for end in (lower, upper))
-        found, other = (softmax_planes(low, high, name, outputs=(0, 1)) for name in (below, above))
-        planes = _dense(found.lower, other.upper)
-        return replace(
-            planes,
-            at=planes.at[..., :2],
-            below_slope=planes.below_slope[..., :2],
-            above_slope=planes.above_slope[..., :2],
+        planes = _dense(*_both_sides(name, low, high, None, None, outputs=(0, 1)))
+        return DensePlanes(
+            planes.at[..., :2],
+            planes.below,
+            planes.above,
+            planes.below_slope[..., :2],
+            planes.above_slope[..., :2],
         )
-    at = _centre(lower, upper, known)
-    found = softmax_planes(lower, upper, below, at, known)
-    other = found if above == below else softmax_planes(lower, upper, above, at, known)
-    if lower.shape[-1] > _DENSE_UP_TO:
-        return CompactPlanes(found.lower, other.upper)
-    return _dense(found.lower, other.upper)
+    below, above = _both_sides(name, lower, upper, _centre(lower, upper, known), known)
+    return CompactPlanes(below, above) if lower.shape[-1] > _DENSE_UP_TO else _dense(below, above)
 
 
 def _centre(lower: Tensor, upper: Tensor, known: Interval | None) -> Tensor:
     """A point of the box whose differences are, in the least squares sense, in the middle of their intervals."""
-    middle = lower + (upper - lower) / 2
+    low, high = _unmasked(lower, upper)
+    middle = low + (high - low) / 2
     if known is None:
         return middle
-    apart = ((known[0] + known[1]) / 2).mean(-1)
-    return torch.minimum(
-        torch.maximum(apart - apart.mean(-1, keepdim=True) + middle.mean(-1, keepdim=True), lower), upper
-    )
+    apart = known[0] + (known[1] - known[0]) / 2
+    apart = torch.where(apart.isfinite(), apart, middle[..., :, None] - middle[..., None, :]).mean(-1)
+    level = middle.mean(-1, keepdim=True) - apart.mean(-1, keepdim=True)
+    return torch.minimum(torch.maximum(apart + level, low), high)
 
 
 def _further_planes(bounds: LinearBounds, index: int) -> list[DensePlanes]:
@@ -256,37 +269,39 @@ def _further_planes(bounds: LinearBounds, index: int) -> list[DensePlanes]:
     found = [_dense(constant.lower, constant.upper)]
     at = found[0].at
     K = lower.shape[-1]
-    towards = 2 * torch.eye(K, dtype=lower.dtype, device=lower.device) - 1
-    radius = (upper - lower)[..., None, :] / 2
-    spread = [end[..., None, :].expand(*end.shape[:-1], K, K) for end in (lower, upper)]
-    if known is not None:
-        low, high = (end[..., None, :, :].expand(*end.shape[:-2], K, K, K) for end in known)
-        known = low, high
-    for share in (-0.5, 0.5):
-        anchors = at[..., None, :] + share * radius * towards  # [B, rows, K outputs, K]
-        anchors = torch.minimum(torch.maximum(anchors, spread[0]), spread[1])
-        below, above = (
-            softmax_planes(spread[0], spread[1], name, anchors, known) for name in _sides(bounds.method.bound)
-        )
-        own = []
-        for planes in (below.lower, above.upper):
-            slope = planes.rows(0, K).diagonal(dim1=-3, dim2=-2).mT
-            value = planes.value.diagonal(dim1=-2, dim2=-1)
-            own.append((value + (slope * (at[..., None, :] - anchors)).sum(-1), slope))
-        (low, low_slope), (high, high_slope) = own
-        found.append(DensePlanes(at, low, high, low_slope, high_slope))
+    least, most = _unmasked(lower, upper)
+    towards = (2 * torch.eye(K, dtype=lower.dtype, device=lower.device) - 1) * (most - least)[..., None, :] / 4
+    anchors = at[..., None, :] + torch.stack((-towards, towards))  # [2, B, rows, K outputs, K]
+
+    def repeated(t: Tensor) -> Tensor:
+        return t.unsqueeze(2).expand(2, *t.shape[:2], K, *t.shape[2:])
+
+    anchors = torch.minimum(torch.maximum(anchors, repeated(least)), repeated(most))
+    apart = known and (repeated(known[0]), repeated(known[1]))
+    below, above = _both_sides(bounds.method.bound, repeated(lower), repeated(upper), anchors, apart)
+    values, slopes = [], []
+    for planes in (below, above):
+        slopes.append(planes.rows(0, K).diagonal(dim1=-3, dim2=-2).mT)  # every output at its own anchors
+        own = planes.value.diagonal(dim1=-2, dim2=-1)
+        values.append(own + (slopes[-1] * (at[..., None, :] - anchors)).sum(-1))
+    for side in range(2):
+        found.append(DensePlanes(at, values[0][side], values[1][side], slopes[0][side], slopes[1][side]))
     return found
+
+
+def _both_sides(
+    name: str, lower: Tensor, upper: Tensor, at: Tensor | None, known: Interval | None, outputs: Any = None
+) -> tuple[Planes, Planes]:
+    """Planes below and above; a bound that lacks one side borrows that of ``lse``."""
+    row = find_bound(name)
+    found = softmax_planes(lower, upper, name, at, known, outputs)
+    other = found if row.lower and row.upper else softmax_planes(lower, upper, "lse", at, known, outputs)
+    return found.lower or other.lower, found.upper or other.upper
 
 
 def _dense(lower: Planes, upper: Planes) -> DensePlanes:
     K = lower.value.shape[-1]
     return DensePlanes(lower.at, lower.value, upper.value, lower.rows(0, K), upper.rows(0, K))
-
-
-def _sides(name: str) -> tuple[str, str]:
-    """The bounds to take the lower and the upper planes from; a bound without an upper side borrows that of ``lse``."""
-    row = find_bound(name)
-    return (name if row.lower else "lse"), (name if row.upper else "lse")
 
 
 def _multiplier(rows: Tensor, planes: RowPlanes) -> Tensor:

@@ -68,11 +68,17 @@ class Structure:
         count = math.prod(shape)
         if math.prod(node.shape) != count:
             return None
+        operator = node.operator.to(torch.float64, "cpu")
         labels = torch.arange(count, dtype=torch.float64).reshape(1, *shape)
-        found = node.operator.value(labels).flatten()
+        found = operator.value(labels).flatten()
         if not (found == found.round()).all() or not torch.equal(found.sort().values, labels.flatten()):
             return None
         order = found.long()
         # An affine map that agrees with a reordering at random points is that reordering.
         random = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(index))
-        return order if torch.equal(node.operator.value(random).flatten(1), random.flatten(1)[:, order]) else None
+        return order if torch.equal(operator.value(random).flatten(1), random.flatten(1)[:, order]) else None
+
+
+def pieces(numbers: Tensor, size: int) -> tuple[Tensor, ...]:
+    """The numbers in groups of at most ``size``; none when there are none."""
+    return numbers.split(size) if len(numbers) else ()

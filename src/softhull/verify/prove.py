@@ -15,7 +15,7 @@ from ..propagate.crown import LinearBounds, OutOfTime
 from ..propagate.methods import Method
 from ..propagate.optimize import optimize_differences, optimized_lower
 from ..propagate.perturbation import Region
-from ..propagate.structure import Structure
+from ..propagate.structure import Structure, pieces
 from .unsafe import Unsafe
 
 
@@ -73,13 +73,13 @@ def _work(
         _attack(graph, region, unsafe, effort, found, torch.arange(B))
     bounds = LinearBounds(graph, region, method, structure, effort.memory, effort.deadline)
     bounds.check_time()
-    for part in torch.arange(S).split(bounds.chunk(last)):
+    for part in pieces(torch.arange(S), bounds.chunk(last)):
         found.rows[part] = bounds.lower(last, rows[part]) - unsafe.offsets[part]
 
     def improve(on: LinearBounds, places: Tensor | None, steps: int) -> None:
         """Walk again for the best row of every open group, with contracted products and gradient steps."""
         row, instance = _open_rows(unsafe, found)
-        for part in torch.arange(len(row)).split(_together(bounds)):
+        for part in pieces(torch.arange(len(row)), _together(bounds)):
             on.check_time()
             s, b = row[part], instance[part]
             pairs = on.take(b if places is None else places[b])
@@ -146,5 +146,5 @@ def _attack(graph: Graph, region: Region, unsafe: Unsafe, effort: Effort, found:
 
     still = _open(unsafe, found)[:, instances]
     group, position = still.nonzero(as_tuple=True)
-    for part in torch.arange(len(group)).split(4096):
+    for part in pieces(torch.arange(len(group)), 4096):
         run(group[part], instances[position[part]], effort.seed)

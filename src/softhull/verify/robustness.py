@@ -18,7 +18,7 @@ from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
 from ..propagate.methods import Linear, Method
 from ..propagate.perturbation import Perturbation, Region
-from ..propagate.structure import Structure
+from ..propagate.structure import Structure, pieces
 from .prove import Bracket, Effort, prove
 from .result import Record, Result, Verdict
 from .unsafe import Unsafe, class_change
@@ -199,7 +199,7 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
     records: dict[int, Record] = {}
     for i in (~case.correct).nonzero()[:, 0].tolist():
         records[i] = Record(i, Verdict.MISCLASSIFIED, int(case.labels[i]))
-    waiting = list(case.correct.nonzero()[:, 0].split(_batch_size(structure, effort)))
+    waiting = list(pieces(case.correct.nonzero()[:, 0], _batch_size(structure, effort)))
     stopped = False
     while waiting:
         batch = waiting.pop(0)

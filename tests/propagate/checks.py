@@ -1,0 +1,96 @@
+"""Try to break every claim a LinearBounds makes: intermediate intervals, score differences, specifications."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from softhull.attack.pgd import minimize_margin
+from softhull.graph.graph import Graph
+from softhull.graph.ops.softmax import Softmax
+from softhull.propagate.crown import LinearBounds
+from softhull.propagate.methods import Method
+from softhull.propagate.optimize import optimize_differences, optimized_lower
+from softhull.propagate.perturbation import Region
+
+# Propagation rounds to nearest: claims hold up to the rounding of their own evaluation.
+ROUNDING = 1e-9
+
+
+def points_of(region: Region, seed: int, count: int = 60) -> Tensor:
+    """Random points, corners and points of a few moved coordinates: ``[count, B, *shape]``."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for i in range(count):
+        x = region.sample(generator)
+        high = torch.rand(x.shape, generator=generator) < 0.5
+        corner = torch.where(high, region.upper, region.lower)
+        few = torch.where(torch.rand(x.shape, generator=generator) < 0.2, corner, (region.lower + region.upper) / 2)
+        found.append((x, region.project(corner), region.project(few))[i % 3])
+    return torch.stack(found)
+
+
+def assert_claims_hold(graph: Graph, region: Region, method: Method, seed: int) -> LinearBounds:
+    """Every interval, difference and specification bound survives sampled and attacked points."""
+    generator = torch.Generator().manual_seed(seed)
+    bounds = LinearBounds(graph, region, method)
+    intervals = {i: bounds.interval(i) for i in range(len(graph.nodes))}
+    differences = {
+        i: found
+        for i, node in enumerate(graph.nodes)
+        if isinstance(node.operator, Softmax) and (found := bounds.differences(i)) is not None
+    }
+    last = len(graph.nodes) - 1
+    C = torch.randn((4, region.size, *graph.output_shape), generator=generator, dtype=region.lower.dtype)
+    low, high = bounds.between(last, C)
+    claims = [low, -bounds.lower(last, -C)]
+    assert torch.allclose(claims[1], high)
+    lower = [low]
+    if method.contract:
+        lower.append(bounds.lower(last, C, contract=True))
+        lower.append(optimized_lower(bounds, last, C, 3, 0.2, C.new_full((region.size,), torch.inf)))
+        tightened = bounds.take(torch.arange(region.size))
+        optimize_differences(tightened, 2, 0.2)
+        intervals |= {i + len(graph.nodes): tightened.interval(i) for i in range(len(graph.nodes))}
+        lower.append(tightened.lower(last, C, contract=True))
+    for x in points_of(region, seed):
+        values = graph.values(x)
+        for i, (least, most) in intervals.items():
+            _assert_between(least, values[i % len(graph.nodes)], most)
+        for i, (least, most) in differences.items():
+            node = graph.nodes[i]
+            rows = values[node.inputs[0]].movedim(node.operator.axis + 1, -1).flatten(1, -2)  # type: ignore[attr-defined]
+            apart = rows[..., :, None] - rows[..., None, :]
+            seen = ~apart.isnan() & apart.isfinite()  # masked scores have no differences
+            _assert_between(least.nan_to_num(-torch.inf)[seen], apart[seen], most.nan_to_num(torch.inf)[seen])
+        for bound in lower:
+            _assert_between(bound, _specified(C, values[-1]), high)
+    for s in range(len(C)):
+
+        def margin(x: Tensor, which: Tensor, row: int = s) -> Tensor:
+            return _specified(C[row : row + 1, which], graph(x))[0]
+
+        attacked, _ = minimize_margin(
+            margin,
+            region,
+            (region.lower + region.upper) / 2,
+            steps=15,
+            restarts=2,
+            seed=seed,
+            target=-torch.inf,
+        )
+        for bound in lower:
+            _assert_between(bound[s], attacked, torch.full_like(attacked, torch.inf))
+    return bounds
+
+
+def _specified(C: Tensor, outputs: Tensor) -> Tensor:
+    return (C * outputs).flatten(2).sum(-1)
+
+
+def _assert_between(least: Tensor, value: Tensor, most: Tensor) -> None:
+    assert not least.isnan().any()
+    assert not most.isnan().any()
+    slack = ROUNDING * (1 + value.abs().nan_to_num(posinf=0))
+    assert bool((value >= least - slack).all())
+    assert bool((value <= most + slack).all())
