@@ -32,12 +32,12 @@ def test_neuron_bounds_hold_at_sampled_inputs(activation, skip):
         values = neuron_values(stacks, relaxation.region.sample(generator))
         for part, found in zip(relaxation.stacks, values):
             for (lower, upper), z in zip(part.bounds.intervals, found):
-                assert (lower - 1e-12 <= z).all()
-                assert (z <= upper + 1e-12).all()
+                assert (lower <= z).all()
+                assert (z <= upper).all()
             low, high = part.bounds.differences
             differences = found[-1][..., :, None] - found[-1][..., None, :]
-            assert (low - 1e-12 <= differences).all()
-            assert (differences <= high + 1e-12).all()
+            assert (low <= differences).all()
+            assert (differences <= high).all()
 
 
 @pytest.mark.parametrize("bound", BOUNDS)

@@ -188,7 +188,7 @@ class _Program:
         best, best_flat = np.inf, whole.project(whole.start())
         for sign in (1.0, -1.0):  # the sign of an equality's multiplier is a convention of the modelling language
             flat = whole.project(self._multipliers(whole, sign))
-            value = float(whole.value(flat)[0])
+            value = float(whole.safe_value(flat)[0])
             if value < best:
                 best, best_flat = value, flat
         return best, best_flat

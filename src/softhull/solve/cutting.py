@@ -39,7 +39,7 @@ class CuttingPlanes:
             raise InvalidInput(f"rounds must be at least 1, got {self.rounds}")
 
     def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
-        """Bounds ``[B]`` on the maximum of ``coefficients . p``, each a safe dual value; best so far at the deadline."""
+        """Bounds ``[B]`` on the maximum of ``coefficients . p``, each a safe dual value; best so far at the end."""
         bound = trivial_bound(relaxation, coefficients)
         probabilities = torch.stack(relaxation.probabilities()).mean(0)
         x = relaxation.region.lower.flatten(1).clone()

@@ -25,7 +25,7 @@ class Dual:
     """
 
     steps: int = 200
-    stages: int = 3
+    stages: int = 1
     learning_rate: float = 0.1
     decay: float = 0.01
     tolerance: float = 1e-5
@@ -55,8 +55,9 @@ class Dual:
                 parameters[open_] = run.best_flat
                 for point, found in zip(points, run.best_points):
                     point[open_] = found
-            improved = run.best < best[open_]
-            best[open_] = torch.where(improved, run.best, best[open_])
+            whole.touch(run.best_points)
+            safe = whole.safe_value(run.best_flat)
+            best[open_] = torch.where(safe < best[open_], safe, best[open_])
             argument[open_] = run.probabilities
             x[open_] = run.x
             open_ = open_[run.gain > self.tolerance * self._scale(coefficients[open_])]
@@ -106,6 +107,7 @@ class _Run:
                 break
             keep = min(0.9, (step + 1) / (step + 10))
             self.points = [keep * old + (1 - keep) * new for old, new in zip(self.points, logits)]
+            gradient = self.whole.tangential(self.flat, gradient)
             m = first * m + (1 - first) * gradient
             v = second * v + (1 - second) * gradient * gradient
             size = learning_rate * self.method.decay ** (step / count)

@@ -40,8 +40,8 @@ def softmax_constraints(
     """Convex constraints that ``p = softmax(x)`` satisfies for every ``x`` between ``lower`` and ``upper``.
 
     ``x``, ``p``: CVXPY expressions with K entries. ``bound``: a name or a pair ``"lower/upper"`` of the table, or
-    ``"all"``. ``differences``: arrays ``[j, k]`` bounding ``x_j - x_k``. ``below`` and ``above``: the outputs bounded from
-    each side (default: all). The lower hull is a supremum of planes, imposed by its tangent planes at ``points``
+    ``"all"``. ``differences``: arrays ``[j, k]`` bounding ``x_j - x_k``. ``below`` and ``above``: the outputs bounded
+    from each side (default: all). The lower hull is a supremum of planes, imposed by its tangent planes at ``points``
     (default: the midpoint of the box). Simplex and constant bounds are always part of the constraints.
     """
     encoder = Encoder(x, p, lower, upper, differences, points)
@@ -59,7 +59,7 @@ def softmax_constraints(
 
 def _names(bound: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if bound == "all":
-        return ("hull", "er", "lse", "lse*"), ("hull",)
+        return ("hull", "er"), ("hull",)
     first, slash, second = bound.partition("/")
     return (first,), (second if slash else first,)
 

@@ -84,7 +84,7 @@ class Lagrangian:
         return torch.cat([piece.flatten(1) for piece in pieces], 1)
 
     def start(self) -> Tensor:
-        """Default lines, the planes with nearly all the weight, the simplex multiplier amid the coefficients."""
+        """Default lines, nearly all weight on the first bound, the simplex multiplier amid the coefficients."""
         parts = []
         centre = (self.coefficients.amin(1) + self.coefficients.amax(1))[:, None] / 2
         for part, shapes in zip(self.relaxation.stacks, self.shapes):
@@ -93,8 +93,8 @@ class Lagrangian:
             parts.append(
                 Multipliers(
                     centre.expand(B, *simplex),
-                    centre.new_full((B, *below), 0.9 / below[1]),
-                    centre.new_full((B, *above), 0.9 / above[1]),
+                    _on_first(centre.new_zeros((B, *below))),
+                    _on_first(centre.new_zeros((B, *above))),
                     [torch.stack(lines.start) for lines in part.lines],
                 )
             )
@@ -116,6 +116,14 @@ class Lagrangian:
             part.lines = [lines.clamp(0, 1) for lines in part.lines]
         return self.flat(parts)
 
+    def tangential(self, flat: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient as felt along the constraint: where weights already sum to 1, only their exchange counts."""
+        parts, slopes = self.views(flat), self.views(gradient)
+        for part, slope in zip(parts, slopes):
+            slope.below = _exchange(part.below, slope.below)
+            slope.above = _exchange(part.above, slope.above)
+        return self.flat(slopes)
+
     def value(self, flat: Tensor) -> Tensor:
         """A sound bound ``[B]`` for parameters as ``project`` returns them."""
         return self._walk(flat, gradient=False)[0]
@@ -127,6 +135,22 @@ class Lagrangian:
         assert logits is not None
         assert x is not None
         return value, gradient, logits, x
+
+    def safe_value(self, flat: Tensor) -> Tensor:
+        """``value`` plus a bound on its rounding error: what is reported as certified.
+
+        A sum of products evaluated in any order errs by at most ``N u / (1 - N u)`` times the same sum over absolute
+        values, with N the longest chain of operations and u half the spacing of the numbers.
+        """
+        size = flat.new_zeros(flat.shape[0])
+        operations = 4 * self.relaxation.region.lower[0].numel()
+        for position, part in enumerate(self.views(flat)):
+            trail = _Trail(self, position, part)
+            size = size + trail.size(self.relaxation.region)
+            operations += 4 * sum(layer.size + 8 for layer in trail.layers) + 4 * trail.upper.offsets[0].numel()
+        unit = torch.finfo(flat.dtype).eps / 2
+        share = operations * unit / (1 - operations * unit)
+        return self.value(flat) + 2 * share * size / self.relaxation.networks
 
     def _walk(self, flat: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None, list[Tensor] | None, Tensor | None]:
         parts = self.views(flat)
@@ -195,6 +219,32 @@ class _Trail:
             self.constant = self.constant + (up * mixed[3] + down * mixed[1]).sum((1, 2))
             A = up * mixed[2] + down * mixed[0]
 
+    def size(self, region: Region) -> Tensor:
+        """The sum of the absolute values of everything that was added up on the way back, ``[B]``."""
+        on_above, on_below = self.up[:, :, None] * self.above, -self.down[:, :, None] * self.below
+        A = _combine(on_above, self.upper.slopes.abs()) + _combine(on_below, self.lower.slopes.abs())
+        total = (on_above * self.upper.offsets.abs()).sum((1, 2, 3))
+        total = total + (on_below * self.lower.offsets.abs()).sum((1, 2, 3))
+        total = total + (self.up * self.most - self.down * self.least).sum((1, 2)) + self.part.simplex.abs().sum(1)
+        largest_input = torch.maximum(region.lower.abs(), region.upper.abs()).flatten(1)
+        pending: dict[int, Tensor] = {}
+        layer = len(self.layers) - 1
+        while True:
+            total = total + (A * self.layers[layer].bias.abs()).sum((1, 2))
+            for s, W in self.layers[layer].weights.items():
+                back = (A.transpose(0, 1) @ W.abs()).transpose(0, 1)
+                if s == 0:
+                    total = total + (back.sum(1) * largest_input).sum(1)
+                else:
+                    pending[s] = pending[s] + back if s in pending else back
+            if not pending:
+                return total
+            top = max(pending)
+            A, layer = pending.pop(top), top - 1
+            lower_slope, lower_offset, upper_slope, upper_offset = self.mixed[layer]
+            total = total + (A * torch.maximum(lower_offset.abs(), upper_offset.abs())).sum((1, 2))
+            A = A * torch.maximum(lower_slope.abs(), upper_slope.abs())
+
     def forward(self, x: Tensor) -> tuple[Multipliers, Tensor]:
         """The gradient in this stack's parameters and the logits of the maximiser."""
         sources: list[Tensor] = [x]
@@ -260,12 +310,23 @@ def _at(planes: Planes, z: Tensor) -> Tensor:
     return (planes.slopes.reshape(B, M, P * K, -1) @ z[..., None]).reshape(B, M, P, K) + planes.offsets
 
 
+def _on_first(weights: Tensor) -> Tensor:
+    weights[:, :, 0] = 0.95
+    return weights
+
+
 def _shares(weights: Tensor) -> Tensor:
     weights = weights.clamp(min=0)
     total = weights.sum(2, keepdim=True)
     shares = weights / total.clamp(min=1)
     # Rounding must not leave a negative weight for the constant bound.
     return torch.where(shares.sum(2, keepdim=True) > 1, shares * (1 - 1e-15), shares)
+
+
+def _exchange(weights: Tensor, slopes: Tensor) -> Tensor:
+    pull = (weights * slopes).sum(2, keepdim=True)
+    full = (weights.sum(2, keepdim=True) > 1 - 1e-9) & (pull < 0)
+    return torch.where(full, slopes - pull, slopes)
 
 
 def _mix(lines: ActivationLines, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -97,7 +97,7 @@ class _Walks:
             units = torch.eye(layer.size, dtype=layer.bias.dtype, device=layer.bias.device)
             best = self.upper(i, torch.cat((units, -units)))
             lower, upper = -best[..., layer.size :], best[..., : layer.size]
-            lower, upper = torch.minimum(lower, upper), torch.maximum(lower, upper)  # crossed by rounding only
+            lower, upper = _widened(lower, upper, torch.maximum(lower.abs(), upper.abs()))
             self.known.append((lower, upper))
             if layer.activation is not None:
                 self.after.append(layer.activation.interval((lower, upper)))
@@ -113,9 +113,10 @@ class _Walks:
         best = self.upper(last, (units[:, None] - units[None])[pairs])
         high = upper[..., :, None] - lower[..., None, :]
         high[..., pairs] = torch.minimum(high[..., pairs], best)
-        high[..., ~pairs] = 0
-        low = -high.mT
-        return torch.minimum(low, high), torch.maximum(low, high)
+        size = torch.maximum(lower.abs(), upper.abs()).amax(-1)[..., None, None].expand_as(high)
+        low, high = _widened(-high.mT, high, size)
+        low[..., ~pairs], high[..., ~pairs] = 0, 0
+        return low, high
 
     def upper(self, index: int, C: Tensor) -> Tensor:
         """Upper bounds ``[B, M, S]`` on ``C @ z`` with ``z`` the affine part of layer ``index``."""
@@ -157,6 +158,12 @@ class _Walks:
         B, M, S = self.region.size, *self.stack.layers[0].bias.shape[:1], at_input.shape[-2]
         flat = at_input.expand(B, M, S, -1).permute(1, 2, 0, 3).reshape(M * S, B, *self.region.lower.shape[1:])
         return total - self.region.minimum(-flat).reshape(M, S, B).permute(2, 0, 1)
+
+
+def _widened(lower: Tensor, upper: Tensor, size: Tensor) -> Interval:
+    """The interval opened by the rounding of numbers of this size; where rounding crossed the ends, around both."""
+    slack = 64 * torch.finfo(lower.dtype).eps * size
+    return torch.minimum(lower, upper) - slack, torch.maximum(lower, upper) + slack
 
 
 def _inner(A: Tensor, values: Tensor) -> Tensor:

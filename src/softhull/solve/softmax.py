@@ -14,8 +14,9 @@ from ..boxes import Box, make_box
 from ..errors import InvalidInput
 from .neurons import NeuronBounds
 
-# The upper hull lies below every other upper bound of the table; of the lower bounds none lies above all others.
-EVERYTHING = (("hull", "er", "lse", "lse*"), ("hull",))
+# All bounds of the table, intersected: the upper hull lies below every other upper bound, and the lower hull above
+# every other lower bound but the exponential-reciprocal one of the outputs that are not among the largest.
+EVERYTHING = (("hull", "er"), ("hull",))
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ class SoftmaxBoxes:
         at = torch.minimum(torch.maximum(at, self.lower), self.upper)
         below = [(BOUNDS[name].lower, self.least) for name in self.chosen.lower]
         above = [(BOUNDS[name].upper, self.most) for name in self.chosen.upper]
-        return self._side(below, at), self._side(above, at)
+        return self._side(below, at, -1.0), self._side(above, at, 1.0)
 
-    def _side(self, sides: list[tuple[Side | None, Tensor]], at: Tensor) -> Planes:
+    def _side(self, sides: list[tuple[Side | None, Tensor]], at: Tensor, outward: float) -> Planes:
         slopes, offsets = [], []
         for side, constant in sides:
             assert side is not None
@@ -109,5 +110,7 @@ class SoftmaxBoxes:
             if found.steep is not None:  # their rows are zero; only the constant bound holds with them
                 value = torch.where(found.steep, constant, value)
             slopes.append(rows)
-            offsets.append(value - (rows @ at[..., None])[..., 0])
+            size = value.abs() + (rows.abs() @ at.abs()[..., None])[..., 0]
+            slack = 4 * at.shape[-1] * torch.finfo(at.dtype).eps * size  # of the dot product and of the value itself
+            offsets.append(value - (rows @ at[..., None])[..., 0] + outward * slack)
         return Planes(torch.stack(slopes, 2), torch.stack(offsets, 2))

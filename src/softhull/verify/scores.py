@@ -1,7 +1,8 @@
 """Scores of a predicted distribution: what is certified about uncertainty.
 
 A score says how bad a distribution ``p`` is for a label. For certification it is written as a *badness*, large when
-bad, that is at most the largest of a few affine or concave pieces in ``p``, with a way back from badness to score. To add one, subclass ``Score``, give the pieces, and pass an instance as ``score=``.
+bad, that is at most the largest of a few affine or concave pieces in ``p``, with a way back from badness to score.
+To add one, subclass ``Score``, give the pieces, and pass an instance as ``score=``.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,51 +16,90 @@ from ..attack.score import ScoreAttack
 from ..errors import InvalidInput, ModelError
 from ..formats.network import Network
 from ..graph.graph import Graph
-from ..propagate.perturbation import Perturbation
+from ..propagate.perturbation import Perturbation, Region
 from ..solve.dual import Dual
 from ..solve.layers import Stack, stack_networks
 from ..solve.relaxation import Relaxation, relax
 from ..solve.softmax import SoftmaxBounds, parse_bounds
 from ..solve.solution import Solution, trivial_bound
-from .scores import Score, find_score
+from .scores import Piece, Score, find_score
 
 # Instances relaxed together: bounds the memory whatever the number of instances.
 BATCH = 128
 
 
 @dataclass(frozen=True)
-class UncertaintyResult:
-    """For every instance the bracket around its worst score within the perturbation, in the units of the score.
+class ScoreRecord:
+    """One instance: the bracket around its worst score within the perturbation, in the units of the score.
 
-    ``bound`` is certified; ``attack`` is attained at ``worst_input``; ``clean`` is the score of the input itself. When
-    the score is bad if low, ``bound <= attack <= clean``, otherwise ``clean <= attack <= bound``.
+    ``bound`` is certified, ``attack`` is attained at ``worst_input``, ``clean`` is the score of the input itself:
+    ``clean <= attack <= bound`` when the score is bad if high, the other way round when it is bad if low.
     """
 
+    index: int
+    label: int
+    bound: float
+    attack: float
+    clean: float
+    worst_input: np.ndarray = field(repr=False)
+    message: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {"index": self.index, "label": self.label}
+        plain |= {name: _finite(getattr(self, name)) for name in ("bound", "attack", "clean")}
+        return plain | ({"message": self.message} if self.message else {})
+
+
+@dataclass(frozen=True)
+class UncertaintyResult:
+    """Records of all instances asked about, the numbers behind the bounds, and the cost."""
+
     score: Score
-    bound: Tensor
-    attack: Tensor
-    clean: Tensor
-    worst_input: Tensor = field(repr=False)
-    certificate: list[dict[str, Any]] = field(repr=False)
+    records: tuple[ScoreRecord, ...]
+    certificates: tuple[dict[str, Any], ...] = field(repr=False)  # one per batch, pieces inside
     cpu_seconds: float
     seconds: float
-    notes: dict[int, str] = field(default_factory=dict)
+
+    def __getitem__(self, position: int) -> ScoreRecord:
+        return self.records[position]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def column(self, name: str) -> np.ndarray:
+        """``bound``, ``attack`` or ``clean`` of all instances."""
+        return np.array([getattr(record, name) for record in self.records])
+
+    def summary(self) -> dict[str, float | None]:
+        """Means over the instances, and the cost."""
+        means = {name: _finite(float(self.column(name).mean())) for name in ("bound", "attack", "clean")}
+        return means | {"total": len(self), "cpu_seconds": self.cpu_seconds, "seconds": self.seconds}
+
+    def to_dict(self) -> dict[str, Any]:
+        instances = [record.to_dict() for record in self.records]
+        return {"score": self.score.name, "summary": self.summary(), "instances": instances}
 
     def __str__(self) -> str:
         sense = "at most" if self.score.worst_when == "high" else "at least"
+        bound, attack, clean = (self.column(name).mean() for name in ("bound", "attack", "clean"))
         line = (
-            f"{self.score.name} of {len(self.bound)} instances: certified {sense} {self.bound.mean():.4f} on average, "
-            f"attack {self.attack.mean():.4f}, clean {self.clean.mean():.4f}"
+            f"{self.score.name} of {len(self)} instances: certified {sense} {bound:.4f} on average, "
+            f"attack {attack:.4f}, clean {clean:.4f}"
         )
-        if self.notes:
-            line += f"; {len(self.notes)} not solved to the end (raise the time limit or try another method)"
+        stopped = sum(bool(record.message) for record in self.records)
+        if stopped:
+            line += f"; {stopped} not solved to the end (raise the time limit or try another method)"
         return line
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def verify_uncertainty(
     networks: Network | Graph | Sequence[Network | Graph],
-    x: Tensor,
-    y: Tensor,
+    x: Any,
+    y: Any,
     perturbation: Perturbation,
     score: str | Score = "nll",
     method: str | Any = "dual",
@@ -66,6 +107,7 @@ def verify_uncertainty(
     separate: bool = False,
     attack: ScoreAttack | None = None,
     timeout: float | None = None,
+    seed: int = 0,
 ) -> UncertaintyResult:
     """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
 
@@ -78,23 +120,16 @@ def verify_uncertainty(
     score, solver, chosen = find_score(score), find_method(method), parse_bounds(bound)
     stacks = _stacks(networks)
     x, y = _inputs(x, y, stacks, networks)
-    pieces = [
-        _batch(
-            stacks, x[i : i + BATCH], y[i : i + BATCH], perturbation, score, solver, chosen, separate, attack, deadline
-        )
-        for i in range(0, len(x), BATCH)
-    ]
-    return UncertaintyResult(
-        score,
-        torch.cat([piece.bound for piece in pieces]),
-        torch.cat([piece.attack for piece in pieces]),
-        torch.cat([piece.clean for piece in pieces]),
-        torch.cat([piece.worst_input for piece in pieces]),
-        [piece.certificate for piece in pieces],
-        time.process_time() - cpu,
-        time.monotonic() - began,
-        {i * BATCH + k: note for i, piece in enumerate(pieces) for k, note in piece.notes.items()},
-    )
+    records: list[ScoreRecord] = []
+    certificates = []
+    for start in range(0, len(x), BATCH):
+        part = slice(start, start + BATCH)
+        question = _Question(stacks, perturbation.around(x[part]), x[part], y[part], score, separate)
+        answer = question.answer(solver, chosen, attack or ScoreAttack(seed=seed), deadline)
+        records += answer.records(start, y[part])
+        certificates.append(answer.certificate)
+    cost = time.process_time() - cpu, time.monotonic() - began
+    return UncertaintyResult(score, tuple(records), tuple(certificates), *cost)
 
 
 def find_method(method: str | Any) -> Any:
@@ -123,7 +158,7 @@ def _stacks(networks: Network | Graph | Sequence[Network | Graph]) -> list[Stack
 
 
 def _inputs(
-    x: Tensor, y: Tensor, stacks: list[Stack], networks: Network | Graph | Sequence[Network | Graph]
+    x: Any, y: Any, stacks: list[Stack], networks: Network | Graph | Sequence[Network | Graph]
 ) -> tuple[Tensor, Tensor]:
     x = torch.as_tensor(x, dtype=torch.float64)
     y = torch.as_tensor(y)
@@ -143,13 +178,27 @@ def _inputs(
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Answer:
     bound: Tensor
     attack: Tensor
     clean: Tensor
     worst_input: Tensor
     certificate: dict[str, Any]
     notes: dict[int, str]
+
+    def records(self, start: int, y: Tensor) -> list[ScoreRecord]:
+        return [
+            ScoreRecord(
+                start + i,
+                int(y[i]),
+                float(self.bound[i]),
+                float(self.attack[i]),
+                float(self.clean[i]),
+                self.worst_input[i].numpy(),
+                self.notes.get(i, ""),
+            )
+            for i in range(len(y))
+        ]
 
 
 def ensemble_probabilities(stacks: list[Stack], x: Tensor) -> Tensor:
@@ -158,84 +207,64 @@ def ensemble_probabilities(stacks: list[Stack], x: Tensor) -> Tensor:
     return logits.softmax(-1).mean(1)
 
 
-def _batch(
-    stacks: list[Stack],
-    x: Tensor,
-    y: Tensor,
-    perturbation: Perturbation,
-    score: Score,
-    method: Any,
-    chosen: SoftmaxBounds,
-    separate: bool,
-    attack: ScoreAttack | None,
-    deadline: float | None,
-) -> _Piece:
-    region = perturbation.around(x)
-    clean = score.value(ensemble_probabilities(stacks, x), y)
-    relaxation = relax(stacks, region, chosen)
-    least, most = relaxation.probabilities()
+@dataclass(frozen=True)
+class _Question:
+    """One batch of instances."""
 
-    def badness(inputs: Tensor) -> Tensor:
-        return score.badness(ensemble_probabilities(stacks, inputs), y)
+    stacks: list[Stack]
+    region: Region
+    x: Tensor
+    y: Tensor
+    score: Score
+    separate: bool
 
-    _, worst = (attack or ScoreAttack()).run(badness, region, [x], deadline)
-    attacked = score.value(ensemble_probabilities(stacks, worst), y)
-    pieces = score.pieces(y, least, most)
-    floor = _badness_floor(score, ensemble_probabilities(stacks, worst), pieces)
-    highest = torch.full_like(clean, -torch.inf)
-    notes: dict[int, str] = {}
-    certificates = []
-    for piece in pieces:
-        at = ensemble_probabilities(stacks, worst)
-        best: Tensor | None = None
-        for _ in range(piece.rounds):
-            plane = piece.tangent(at)
-            trivial = trivial_bound(relaxation, plane.coefficients) + plane.offset
-            best = trivial if best is None else torch.minimum(best, trivial)
-            open_ = torch.nonzero(trivial >= floor)[:, 0]
-            if not len(open_):
-                break
-            solution = _solve(relaxation, plane.coefficients, open_, method, separate, deadline)
-            best[open_] = torch.minimum(best[open_], solution.bound + plane.offset[open_])
-            at = at.clone()
-            at[open_] = solution.probabilities
-            notes |= {int(open_[k]): note for k, note in solution.notes.items()}
-            certificates.append(
-                {"coefficients": plane.coefficients, "offset": plane.offset, "instances": open_} | solution.certificate
-            )
-        assert best is not None
-        highest = torch.maximum(highest, best)
-    return _Piece(score.from_badness(highest), attacked, clean, worst, {"pieces": certificates}, notes)
+    def answer(self, method: Any, chosen: SoftmaxBounds, attack: ScoreAttack, deadline: float | None) -> _Answer:
+        relaxation = relax(self.stacks, self.region, chosen)
+        _, worst = attack.run(lambda x: self.score.badness(self._p(x), self.y), self.region, [self.x], deadline)
+        at = self._p(worst)
+        pieces = self.score.pieces(self.y, *relaxation.probabilities())
+        floor = _reached(pieces, at)
+        highest = torch.full_like(floor, -torch.inf)
+        notes: dict[int, str] = {}
+        certificates: list[dict[str, Any]] = []
+        for piece in pieces:
+            best = torch.full_like(floor, torch.inf)
+            point = at
+            for _ in range(piece.rounds):
+                plane = piece.tangent(point)
+                trivial = trivial_bound(relaxation, plane.coefficients) + plane.offset
+                best = torch.minimum(best, trivial)
+                open_ = torch.nonzero(~(trivial < floor))[:, 0]
+                if not len(open_):
+                    break
+                solution = self._solve(relaxation.take(open_), plane.coefficients[open_], method, deadline)
+                best[open_] = torch.minimum(best[open_], solution.bound + plane.offset[open_])
+                point = point.index_copy(0, open_, solution.probabilities)
+                notes |= {int(open_[k]): note for k, note in solution.notes.items()}
+                proof = {"coefficients": plane.coefficients[open_], "offset": plane.offset[open_], "instances": open_}
+                certificates.append(proof | solution.certificate)
+            highest = torch.maximum(highest, best)
+        bound = self.score.from_badness(highest)
+        attacked, clean = self.score.value(at, self.y), self.score.value(self._p(self.x), self.y)
+        return _Answer(bound, attacked, clean, worst, {"pieces": certificates}, notes)
+
+    def _p(self, x: Tensor) -> Tensor:
+        return ensemble_probabilities(self.stacks, x)
+
+    def _solve(self, relaxation: Relaxation, coefficients: Tensor, method: Any, deadline: float | None) -> Solution:
+        if not self.separate:
+            return method.solve(relaxation, coefficients, deadline)
+        alone = [method.solve(part, coefficients, deadline) for part in relaxation.networks_alone()]
+        return Solution(
+            torch.stack([solution.bound for solution in alone]).mean(0),
+            torch.stack([solution.probabilities for solution in alone]).mean(0),
+            alone[0].x,
+            {"networks": [solution.certificate for solution in alone]},
+            {k: note for solution in alone for k, note in solution.notes.items()},
+        )
 
 
-def _badness_floor(score: Score, p: Tensor, pieces: list[Any]) -> Tensor:
+def _reached(pieces: list[Piece], p: Tensor) -> Tensor:
     """What the pieces reach at the attacked inputs: a piece that cannot get there need not be bounded further."""
-    reached = [(piece.tangent(p).coefficients * p).sum(1) + piece.tangent(p).offset for piece in pieces]
-    return torch.stack(reached).amax(0)
-
-
-def _solve(
-    relaxation: Relaxation,
-    coefficients: Tensor,
-    instances: Tensor,
-    method: Any,
-    separate: bool,
-    deadline: float | None,
-) -> Solution:
-    part = relaxation.take(instances)
-    if not separate:
-        return method.solve(part, coefficients[instances], deadline)
-    bounds, probabilities, certificates = [], [], []
-    notes: dict[int, str] = {}
-    x = None
-    for single in part.networks_alone():
-        solution = method.solve(single, coefficients[instances], deadline)
-        bounds.append(solution.bound)
-        probabilities.append(solution.probabilities)
-        certificates.append(solution.certificate)
-        notes |= solution.notes
-        x = solution.x
-    assert x is not None
-    return Solution(
-        torch.stack(bounds).mean(0), torch.stack(probabilities).mean(0), x, {"networks": certificates}, notes
-    )
+    planes = [piece.tangent(p) for piece in pieces]
+    return torch.stack([(plane.coefficients * p).sum(1) + plane.offset for plane in planes]).amax(0)

@@ -1,0 +1,192 @@
+"""Certified scores hold: against attacks, against exhaustive enumeration, for every score and method."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from softhull.attack.score import ScoreAttack
+from softhull.errors import InvalidInput, ModelError
+from softhull.propagate.perturbation import Perturbation
+from softhull.solve.dual import Dual
+from softhull.verify.scores import SCORES, AffinePiece, Confidence, Score
+from softhull.verify.uncertainty import verify_uncertainty
+
+from ..solve.ensembles import ACTIVATIONS, random_graph
+
+QUICK = ScoreAttack(steps=15, restarts=2)
+
+
+def ensemble(seed, networks=2, **kind):
+    generator = torch.Generator().manual_seed(seed)
+    return [random_graph(generator, **kind) for _ in range(networks)], generator
+
+
+def inside(record, worst_when):
+    ordered = (record.clean, record.attack, record.bound)
+    ordered = ordered if worst_when == "high" else ordered[::-1]
+    return ordered[0] <= ordered[1] + 1e-12 and ordered[1] <= ordered[2] + 1e-12
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("bound", ["all", "er/lse", "lin/lin"])
+def test_the_bracket_is_ordered_for_every_score(score, bound):
+    graphs, generator = ensemble(1, classes=4)
+    x = torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    result = verify_uncertainty(
+        graphs, x, [0, 1, 3], Perturbation(0.1, clip=(0, 1)), score, Dual(steps=40), bound, attack=QUICK
+    )
+    assert len(result) == 3
+    assert all(inside(record, SCORES[score].worst_when) for record in result.records)
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(56, marks=pytest.mark.slow)])
+def test_never_below_the_attack_on_random_ensembles(rounds):
+    """56 rounds are 2016 pairs of instance and score."""
+    seed = int(os.environ.get("SOFTHULL_SEED", np.random.SeedSequence().entropy % 2**31))
+    print(f"SOFTHULL_SEED={seed}")
+    draw = np.random.default_rng(seed)
+    for i in range(rounds):
+        classes = int(draw.integers(2, 6))
+        graphs, generator = ensemble(
+            int(draw.integers(2**31)),
+            int(draw.integers(1, 4)),
+            hidden=tuple(int(n) for n in draw.integers(2, 8, draw.integers(1, 4))),
+            classes=classes,
+            activation=str(draw.choice(list(ACTIVATIONS))),
+            scale=float(10 ** draw.uniform(-0.5, 1.2)),
+        )
+        x = torch.rand(6, 4, generator=generator, dtype=torch.float64)
+        y = torch.randint(classes, (6,), generator=generator)
+        region = Perturbation(float(10 ** draw.uniform(-3, 0.3)), norm=float(draw.choice([1, 2, math.inf])))
+        bound = ("er/lse", "lse*/lse", "all", "lin/lin")[i % 4]
+        for score in SCORES:
+            result = verify_uncertainty(graphs, x, y, region, score, Dual(steps=10), bound, attack=QUICK)
+            assert all(inside(record, SCORES[score].worst_when) for record in result.records), (seed, i, score)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("method", ["dual", "lp"])
+def test_enumerating_all_rectifier_patterns_finds_nothing_worse(seed, method):
+    graphs, generator = ensemble(seed, inputs=2, hidden=(3,), classes=2, scale=2.0)
+    x = torch.rand(1, 2, generator=generator, dtype=torch.float64)
+    result = verify_uncertainty(graphs, x, [0], Perturbation(0.3), "error", method, attack=QUICK)
+    worst = worst_error_by_patterns(graphs, x[0].numpy() - 0.3, x[0].numpy() + 0.3)
+    assert result[0].attack - 1e-9 <= worst + 2e-3
+    assert worst <= result[0].bound + 1e-12
+
+
+def worst_error_by_patterns(graphs, lower, upper):
+    """Where no rectifier changes sign the logits are affine: a fine grid per cell, and all cells are visited."""
+    axes = [np.linspace(low, high, 201) for low, high in zip(lower, upper)]
+    grid = torch.tensor(list(itertools.product(*axes)), dtype=torch.float64)
+    patterns = [(graph.values(grid[:, None])[0][:, 0] > 0).int() for graph in graphs]
+    cells = torch.cat(patterns, 1)
+    p = torch.stack([graph(grid[:, None])[:, 0] for graph in graphs]).mean(0)
+    worst = -math.inf
+    for cell in torch.unique(cells, dim=0):
+        members = (cells == cell).all(1)
+        worst = max(worst, float((1 - p[members, 0]).max()))
+    return worst
+
+
+def test_separate_inputs_are_never_tighter_than_a_shared_one():
+    graphs, generator = ensemble(5, 3)
+    x = torch.rand(4, 4, generator=generator, dtype=torch.float64)
+    asked = (graphs, x, [0, 1, 2, 0], Perturbation(0.1), "brier", "lp", "er/lse")
+    shared, separate = (verify_uncertainty(*asked, separate=one, attack=QUICK) for one in (False, True))
+    assert (shared.column("bound") <= separate.column("bound") + 1e-6).all()
+    assert separate.column("bound").mean() > shared.column("bound").mean()
+
+
+def test_a_single_network_is_an_ensemble_of_one():
+    (graph,), generator = ensemble(6, 1)
+    x = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    alone, listed = (
+        verify_uncertainty(g, x, [0, 1], Perturbation(0.05), method=Dual(steps=20)) for g in (graph, [graph])
+    )
+    np.testing.assert_array_equal(alone.column("bound"), listed.column("bound"))
+
+
+def test_no_perturbation_leaves_the_clean_score():
+    graphs, generator = ensemble(7)
+    x = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    for score in SCORES:
+        result = verify_uncertainty(graphs, x, [0, 1], Perturbation(0.0), score, Dual(steps=5), attack=QUICK)
+        np.testing.assert_allclose(result.column("bound"), result.column("clean"), atol=1e-6)
+
+
+def test_a_time_limit_still_gives_bounds_and_says_so():
+    graphs, generator = ensemble(8)
+    x = torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    result = verify_uncertainty(graphs, x, [0, 1, 2], Perturbation(0.1), "nll", "lp", timeout=0.0)
+    assert all(inside(record, "high") and "time limit" in record.message for record in result.records)
+    assert "not solved to the end" in str(result)
+
+
+class SecondClass(Score):
+    """A score of a user: the probability of class 1."""
+
+    name = "second"
+
+    def value(self, p, label):
+        return p[:, 1]
+
+    def pieces(self, label, least, most):
+        return [
+            AffinePiece(torch.eye(least.shape[1], dtype=least.dtype)[1].expand_as(least), least.new_zeros(len(label)))
+        ]
+
+
+def test_a_score_of_your_own():
+    graphs, generator = ensemble(9)
+    x = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    mine, named = (
+        verify_uncertainty(graphs, x, [0, 1], Perturbation(0.1), score, Dual(steps=20), attack=QUICK)
+        for score in (SecondClass(), Confidence(of=1))
+    )
+    np.testing.assert_allclose(mine.column("bound"), named.column("bound"))
+
+
+def test_the_result_as_plain_data():
+    graphs, generator = ensemble(10)
+    x = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    plain = verify_uncertainty(graphs, x, [0, 1], Perturbation(0.1), attack=QUICK).to_dict()
+    assert {"bound", "attack", "clean", "cpu_seconds"} <= set(plain["summary"])
+    assert [set(instance) for instance in plain["instances"]] == [{"index", "label", "bound", "attack", "clean"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"y": [0, 3]}, InvalidInput, "label 3 is out of range"),
+        ({"y": [-1, 0]}, InvalidInput, "label -1 is out of range"),
+        ({"y": [0.5, 0.0]}, InvalidInput, "whole-number label"),
+        ({"y": [0]}, InvalidInput, "one whole-number label per instance"),
+        ({"x": torch.rand(2, 5)}, InvalidInput, "what the networks take"),
+        ({"x": torch.full((2, 4), torch.nan)}, InvalidInput, "not a finite number"),
+        ({"x": torch.full((2, 4), 1.5)}, InvalidInput, "outside the clip range"),
+        ({"score": "likelihood"}, InvalidInput, "unknown score 'likelihood'; known: nll"),
+        ({"score": Confidence(of=7)}, InvalidInput, "there are 3 classes"),
+        ({"method": "magic"}, InvalidInput, "choose dual, lp or conic"),
+        ({"bound": "lse*"}, InvalidInput, "no upper bound"),
+        ({"networks": []}, ModelError, "at least one network"),
+    ],
+)
+def test_bad_questions_are_answered_in_one_line(change, error, message):
+    graphs, generator = ensemble(11)
+    asked = {"networks": graphs, "x": torch.rand(2, 4, generator=generator), "y": [0, 1]}
+    with pytest.raises(error, match=message) as raised:
+        verify_uncertainty(**(asked | {"perturbation": Perturbation(0.1, clip=(0, 1))} | change))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("eps", [-0.1, math.nan, math.inf])
+def test_radii_that_are_none_are_refused(eps):
+    with pytest.raises(InvalidInput, match="eps"):
+        Perturbation(eps)
