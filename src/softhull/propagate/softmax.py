@@ -28,8 +28,8 @@ _DENSE_UP_TO = 128
 _MIXED_UP_TO = 32
 # More score differences than this in one softmax are left to box subtraction.
 _PAIRS = 20_000
-# More than this are not worth gradient steps of their own.
-_OPTIMIZED_PAIRS = 1000
+# More than this are not worth contracted products or gradient steps of their own.
+_FEW_PAIRS = 1000
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def differences(bounds: LinearBounds, index: int) -> Interval | None:
     lower, upper = (_rows(end, axis) for end in bounds.interval(node.inputs[0]))
     low, high = lower[..., :, None] - upper[..., None, :], upper[..., :, None] - lower[..., None, :]
     found = low, high
-    _tighten(bounds, index, found, lambda i, C: bounds.between(i, C, contract=method.contract))
+    contract = method.contract and _pairs(bounds, index) <= _FEW_PAIRS
+    _tighten(bounds, index, found, lambda i, C: bounds.between(i, C, contract))
     return found
 
 
@@ -164,7 +165,7 @@ def _known(bound: Tensor, nothing: float) -> Tensor:
 def refine_differences(bounds: LinearBounds, index: int, lower_bound: Callable[[int, Tensor], Tensor]) -> bool:
     """Tighten the known differences of one softmax by other lower bounds; False where there are too many."""
     found = bounds.differences(index)
-    if found is None or _pairs(bounds, index) > _OPTIMIZED_PAIRS:
+    if found is None or _pairs(bounds, index) > _FEW_PAIRS:
         return False
 
     def between(node: int, C: Tensor) -> Interval:
