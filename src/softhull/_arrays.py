@@ -130,6 +130,15 @@ def log_sinhc(h: Array) -> Array:
     return xp.where(near, series, far + xp.log(-xp.expm1(-2 * far) / (2 * far)))
 
 
+def repeat(count: int, body: Callable[[Any, tuple[Array, ...]], tuple[Array, ...]], state: tuple[Array, ...]) -> Any:
+    """``state = body(step, state)`` for step = 0, ..., count - 1; under jax a loop that is compiled once."""
+    if any(is_traced(array) for array in state):
+        return sys.modules["jax"].lax.fori_loop(0, count, body, state)
+    for step in range(count):
+        state = body(step, state)
+    return state
+
+
 def in_chunks(count: int, row_size: int, work: Callable[[int, int], Any], budget: int = 1 << 22) -> list[Any]:
     """``work(start, stop)`` over ``range(count)`` in pieces whose rows of ``row_size`` numbers fit the budget."""
     step = max(1, budget // max(1, row_size))

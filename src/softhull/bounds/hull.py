@@ -1,9 +1,9 @@
 """Bounds at the limit: the concave envelope in the log-odds above, exact-offset planes below.
 
-Lower planes. For reference weights ``w`` let ``d_j = x_j - w.x``, ``y = d_k`` and ``s = sum_{j != k} chord(d_j)``, which
-is affine in x and at least ``sum_{j != k} e^{d_j}``; hence ``p_k >= F(y, s) = e^y / (e^y + s)``, and any plane below F
-in (y, s) is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J`` with J the
-largest logit of the rest, and for the largest output also ``w = e_k`` (the exponential-reciprocal form).
+Lower planes. For reference weights ``w`` let ``d_j = x_j - w.x``, ``y = d_k`` and ``s = sum_{j != k} chord(d_j)``,
+which is affine in x and at least ``sum_{j != k} e^{d_j}``; hence ``p_k >= F(y, s) = e^y / (e^y + s)``, and any plane below F
+in (y, s) is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J`` with J
+the largest logit of the rest, and for the largest output also ``w = e_k`` (the exponential-reciprocal form).
 
 With weights common to all outputs everything is a sum over all logits minus one term, so K planes cost O(K). A few
 outputs are worked out alone: the two largest, whose best theta is their own, and the one whose chord dominates the
@@ -112,7 +112,7 @@ class Reference(NamedTuple):
     upper: Array
     theta: Array | None = None  # [..., 1]
     direction: Array | None = None
-    index: Array | None = None  # J for weights on a single logit
+    logit: Array | None = None  # J for weights on a single logit
 
     def apply(self, x: Array) -> Array:
         """``w . x`` as an array ``[..., 1]`` or the number 0."""
@@ -137,7 +137,7 @@ def _relative(box: Box, index: Array, theta: Array, direction: Array) -> Referen
         low, high = box.differences.columns(index)
         lower = maximum(lower, theta * low + (1 - theta) * box.lower)
         upper = minimum(upper, theta * high + (1 - theta) * box.upper)
-    return Reference(lower, upper, theta, direction, index)
+    return Reference(lower, upper, theta, direction, logit=index)
 
 
 def _weighted(box: Box, weights: Array) -> Reference:
@@ -243,14 +243,14 @@ def _all_outputs(terms: Terms, alpha: Array | None = None, gamma: Array | None =
     rest_slope = total_slope - slope
     usable = slope <= 0.5 * total_slope
     radius = None
-    if terms.in_box and reference.index is not None:
-        h, J, theta = terms.half_width, reference.index, reference.theta
+    if terms.in_box and reference.logit is not None:
+        h, J, theta = terms.half_width, reference.logit, reference.theta
         slope_J, h_J = pick(slope, J)[..., None], pick(h, J)[..., None]
         swing = slope * h
         others = xp.sum(swing, axis=-1, keepdims=True) - swing - slope_J * h_J
         radius = others + xp.abs(slope_J - theta * rest_slope) * h_J
-    if reference.index is not None:
-        usable = usable & ~one_hot(reference.index, slope)  # J itself is worked out alone, with another reference
+    if reference.logit is not None:
+        usable = usable & ~one_hot(reference.logit, slope)  # J itself is worked out alone, with another reference
     here = rest_of(terms.chord)
     middle = here if terms.chord_at_middle is terms.chord else rest_of(terms.chord_at_middle)
     s = Sum(here, rest_of(terms.least), rest_of(terms.most), middle, radius, terms.top)

@@ -41,7 +41,9 @@ class Planes(ABC):
         """``(c @ A, c . b)`` for coefficients ``c [..., O]``: the combination of the planes, one affine function."""
         xp = namespace(coefficients)
         pieces = self._chunks(lambda i, j: xp.matmul(coefficients[..., None, i:j], self.rows(i, j)))
-        slope = sum(pieces[1:], start=pieces[0])[..., 0, :]
+        slope = pieces[0][..., 0, :]
+        for piece in pieces[1:]:
+            slope = slope + piece[..., 0, :]
         return slope, xp.vecdot(coefficients, self.value) - xp.vecdot(slope, self.at)
 
     def __call__(self, x: Array) -> Array:
