@@ -51,9 +51,11 @@ def test_certified_instances_survive_the_attack(seed, kind):
     region = perturbation.around(x)
     for group in range(unsafe.groups):
         numbers = torch.full((20,), group)
-        attacked, _ = minimize_margin(
-            lambda y, which, n=numbers: unsafe.margins(graph(y).flatten(1), which, n[which]), region, x, seed=seed + 1
-        )
+
+        def margin(y: torch.Tensor, which: torch.Tensor, numbers: torch.Tensor = numbers) -> torch.Tensor:
+            return unsafe.margins(graph(y).flatten(1), which, numbers[which])
+
+        attacked, _ = minimize_margin(margin, region, x, seed=seed + 1)
         for record in result.records:
             if record.verdict is Verdict.CERTIFIED:
                 assert record.bound is not None
