@@ -7,6 +7,10 @@ import torch
 
 from softhull.errors import ModelError
 from softhull.graph.graph import Graph, Node
+from softhull.graph.ops.conv import Conv
+from softhull.graph.ops.linear import Linear
+from softhull.graph.ops.relu import Relu
+from softhull.graph.ops.reshape import Reshape
 from softhull.graph.ops.sigmoid import Sigmoid
 from softhull.solve.layers import stack_networks
 
@@ -21,6 +25,24 @@ def test_layers_compute_what_the_graph_computes(activation, skip):
     x = torch.randn(7, 1, 4, generator=generator, dtype=torch.float64)
     (stack,) = stack_networks([graph])
     torch.testing.assert_close(stack.values(x.flatten(1))[-1].softmax(-1), graph(x))
+
+
+def test_convolutions_become_matrices():
+    generator = torch.Generator().manual_seed(1)
+    kernel = torch.randn(2, 1, 3, 3, generator=generator, dtype=torch.float64)
+    matrix = torch.randn(18, 3, generator=generator, dtype=torch.float64)
+    nodes = (
+        Node(
+            Conv(kernel, torch.ones(2, dtype=torch.float64), (2, 2), (1, 1, 1, 1), (1, 1)), (-1,), (1, 2, 3, 3), "conv"
+        ),
+        Node(Relu(), (0,), (1, 2, 3, 3), "relu"),
+        Node(Reshape((1, 18)), (1,), (1, 18), "flat"),
+        Node(Linear(matrix), (2,), (1, 3), "dense"),
+    )
+    graph = Graph((1, 1, 5, 5), nodes)
+    x = torch.randn(4, 1, 1, 5, 5, generator=generator, dtype=torch.float64)
+    (stack,) = stack_networks([graph])
+    torch.testing.assert_close(stack.values(x.flatten(1))[-1], graph(x))
 
 
 def test_equal_architectures_are_stacked_and_others_kept_apart():

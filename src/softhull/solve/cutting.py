@@ -332,7 +332,15 @@ class _Solver:
             raise MissingExtra("method lp needs HiGHS: pip install 'softhull[lp]'") from None
         self.highspy = highspy
         self.highs = highspy.Highs()
-        for option, value in (("output_flag", False), ("threads", 1), ("primal_feasibility_tolerance", 1e-9)):
+        # The columns are in natural units already: HiGHS's own scaling doubles the time, and presolve has called
+        # programs with coefficients near 1e-17 infeasible that are not. Both are kept for a second try.
+        for option, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("primal_feasibility_tolerance", 1e-9),
+            ("presolve", "off"),
+            ("simplex_scale_strategy", 0),
+        ):
             self.highs.setOptionValue(option, value)
         program = highspy.HighsLp()
         program.num_col_, program.num_row_ = len(cost), rows.count
@@ -355,9 +363,9 @@ class _Solver:
         self.highs.run()
         status = self.highs.getModelStatus()
         if status not in (optimal, self.highspy.HighsModelStatus.kTimeLimit):
-            # Presolve has called programs with coefficients near 1e-17 infeasible that are not.
             self.highs.clearSolver()
-            self.highs.setOptionValue("presolve", "off")
+            self.highs.setOptionValue("presolve", "choose")
+            self.highs.setOptionValue("simplex_scale_strategy", 1)
             self.highs.run()
             status = self.highs.getModelStatus()
         return "" if status == optimal else f"HiGHS: {self.highs.modelStatusToString(status)}"

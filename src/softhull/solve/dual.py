@@ -21,7 +21,7 @@ class Dual:
     A stage takes ``steps`` steps of Adam with a step size falling from ``learning_rate`` by the factor ``decay``.
     Instances whose bound fell by less than ``tolerance`` during the second half of a stage are finished, the others
     go on from their best parameters, for at most ``stages`` stages. The softmax planes follow the averaged maximiser
-    every ``refresh`` steps.
+    every ``refresh`` steps (default: 10, or 20 for the lower hull, whose planes have to be searched for).
     """
 
     steps: int = 200
@@ -29,12 +29,13 @@ class Dual:
     learning_rate: float = 0.1
     decay: float = 0.01
     tolerance: float = 1e-5
-    refresh: int = 10
+    refresh: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "stages", "refresh"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInput(f"{name} must be at least 1, got {value}")
 
     def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``; at the deadline the best so far."""
@@ -89,9 +90,10 @@ class _Run:
         first, second, count = 0.8, 0.9, self.method.steps
         halfway = self.best
         touched = self.points
+        refresh = self.method.refresh or (20 if "hull" in self.whole.relaxation.softmax.lower else 10)
         self.x: Tensor
         for step in range(count):
-            if step % self.method.refresh == 0:
+            if step % refresh == 0:
                 touched = self.points
                 self.whole.touch(touched)
             value, gradient, logits, self.x = self.whole.value_and_gradient(self.flat)
