@@ -130,12 +130,23 @@ def log_sinhc(h: Array) -> Array:
     return xp.where(near, series, far + xp.log(-xp.expm1(-2 * far) / (2 * far)))
 
 
-def repeat(count: int, body: Callable[[Any, tuple[Array, ...]], tuple[Array, ...]], state: tuple[Array, ...]) -> Any:
-    """``state = body(step, state)`` for step = 0, ..., count - 1; under jax a loop that is compiled once."""
-    if any(is_traced(array) for array in state):
-        return sys.modules["jax"].lax.fori_loop(0, count, body, state)
+State = tuple[Array, ...]
+
+
+def repeat(
+    count: int, body: Callable[[Any, State], State], state: State, settled: Callable[[State, State], bool]
+) -> State:
+    """``state = body(step, state)`` for step = 0, ..., count - 1, or until it is settled.
+
+    Under jax the loop is compiled once and runs to the end.
+    """
+    if any(is_jax_array(array) for array in state):
+        found: State = sys.modules["jax"].lax.fori_loop(0, count, body, state)
+        return found
     for step in range(count):
-        state = body(step, state)
+        before, state = state, body(step, state)
+        if settled(before, state):
+            break
     return state
 
 

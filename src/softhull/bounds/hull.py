@@ -1,9 +1,9 @@
 """Bounds at the limit: the concave envelope in the log-odds above, exact-offset planes below.
 
-Lower planes. For reference weights ``w`` let ``d_j = x_j - w.x``, ``y = d_k`` and ``s = sum_{j != k} chord(d_j)``,
-which is affine in x and at least ``sum_{j != k} e^{d_j}``; hence ``p_k >= F(y, s) = e^y / (e^y + s)``, and any plane below F
-in (y, s) is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J`` with J
-the largest logit of the rest, and for the largest output also ``w = e_k`` (the exponential-reciprocal form).
+Lower planes. For reference weights ``w`` let ``d_j = x_j - w.x``, ``y = d_k`` and ``s = sum_{j != k} chord(d_j)``. This
+sum is affine in x and at least ``sum_{j != k} e^{d_j}``; hence ``p_k >= F(y, s) = e^y / (e^y + s)``, and any plane
+below F in (y, s) is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J`` with
+J the largest logit of the rest, and for the largest output also ``w = e_k`` (the exponential-reciprocal form).
 
 With weights common to all outputs everything is a sum over all logits minus one term, so K planes cost O(K). A few
 outputs are worked out alone: the two largest, whose best theta is their own, and the one whose chord dominates the
@@ -48,42 +48,42 @@ def hull_lower(
     xp = namespace(at)
     candidates: list[Candidate] = []
 
-    def try_all(reference: Reference, *free: Array | None) -> Array:
-        terms = _terms(box, at, reference)
+    def try_all(terms: Terms, *free: Array | None) -> None:
         candidates.append(_all_outputs(terms, *free))
-        return xp.argmax(terms.slope, axis=-1)
 
-    def try_one(k: Array, references: list[Reference], *free: Array | None) -> None:
+    def try_one(k: Array, choices: list[Terms], *free: Array | None) -> None:
         free = tuple(None if f is None else pick(f + xp.zeros_like(at), k) for f in free)
-        planes = [_one_output(_terms(box, at, reference, without=k), k, *free) for reference in references]
-        candidates.append(_best_of(planes, k))
+        candidates.append(_best_of([_one_output(terms, k, *free) for terms in choices], k))
 
     if w is not None or alpha is not None or gamma is not None:
-        reference = _plain(box) if w is None else _weighted(box, w)
-        try_one(try_all(reference, alpha, gamma), [reference], alpha, gamma)
+        given = _terms(box, at, _plain(box) if w is None else _weighted(box, w))
+        try_all(given, alpha, gamma)
+        try_one(xp.argmax(given.slope, axis=-1), [given], alpha, gamma)
         return _merge(at, candidates)
 
     middle = box.midpoint
     first = xp.argmax(middle, axis=-1)
     without_first = xp.where(one_hot(first, middle), -xp.inf, middle)
     second = xp.argmax(without_first, axis=-1)
-    without_second = xp.where(one_hot(second, middle), -xp.inf, middle)
     to_first, to_second = (xp.astype(one_hot(index, middle), middle.dtype) for index in (first, second))
     one = xp.ones_like(middle[..., 0])
-    plain, after_first, after_second = (
-        _plain(box),
-        _relative(box, first, one, to_first),
-        _relative(box, second, one, to_second),
-    )
+    plain = _terms(box, at, _plain(box))
+    after_first = _terms(box, at, _relative(box, first, one, to_first))
+    after_second = _terms(box, at, _relative(box, second, one, to_second))
     of_first, of_second = [plain, after_second, after_first], [plain, after_first]
     if box.size > 2:
+        without_second = xp.where(one_hot(second, middle), -xp.inf, middle)
         half_first, half_second = pick(box.half_width, first), pick(box.half_width, second)
-        theta = _best_weight(middle, half_first)
-        try_one(try_all(plain), [plain])
-        try_all(_relative(box, first, theta, to_first))
+
+        def mixed(logit: Array, rest: Array, half: Array, direction: Array) -> Terms:
+            return _terms(box, at, _relative(box, logit, _best_weight(rest, half), direction))
+
+        try_all(plain)
+        try_one(xp.argmax(plain.slope, axis=-1), [plain])
+        try_all(mixed(first, middle, half_first, to_first))
         try_all(after_first)
-        of_first.append(_relative(box, second, _best_weight(without_first, half_second), to_second))
-        of_second.append(_relative(box, first, _best_weight(without_second, half_first), to_first))
+        of_first.append(mixed(second, without_first, half_second, to_second))
+        of_second.append(mixed(first, without_second, half_first, to_first))
     try_one(first, of_first)
     try_one(second, of_second)
     return _merge(at, candidates)
@@ -151,7 +151,7 @@ def _weighted(box: Box, weights: Array) -> Reference:
 
 
 class Terms(NamedTuple):
-    """What the sum s is made of, all ``[..., K]``, in units of ``exp(top)``; one output may be left out."""
+    """What the sum s is made of, all ``[..., K]``, in units of ``exp(top)``."""
 
     reference: Reference
     d: Array  # at the anchor
@@ -166,12 +166,11 @@ class Terms(NamedTuple):
     in_box: bool  # no difference bounds: s(midpoint) +- its half range over the box bounds s too
 
 
-def _terms(box: Box, at: Array, reference: Reference, without: Array | None = None) -> Terms:
+def _terms(box: Box, at: Array, reference: Reference) -> Terms:
     xp = namespace(at)
     lower, upper = reference.lower, reference.upper
-    ends = upper if without is None else xp.where(one_hot(without, upper), -xp.inf, upper)
-    top = xp.max(ends, axis=-1, keepdims=True)
-    most = xp.exp(ends - top)
+    top = xp.max(upper, axis=-1, keepdims=True)
+    most = xp.exp(upper - top)
     width = upper - lower
     shrink = xp.exp(-width)
     open_ = width > 0
@@ -268,13 +267,18 @@ def _all_outputs(terms: Terms, alpha: Array | None = None, gamma: Array | None =
 def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> tuple[Array, Array]:
     """Value ``[...]`` and gradient ``[..., K]`` of the plane of output ``k`` (one index per leading position)."""
     xp = namespace(terms.d)
-    reference, slope = terms.reference, terms.slope
+    reference = terms.reference
+    own = one_hot(k, terms.slope)
+
+    def rest(part: Array) -> Array:
+        return xp.where(own, xp.zeros_like(part), part)
+
+    slope = rest(terms.slope)
     rest_slope = xp.sum(slope, axis=-1, keepdims=True)
     pull = 0 if reference.direction is None else reference.theta * reference.direction
     radius = xp.sum(xp.abs(slope - pull * rest_slope) * terms.half_width, axis=-1) if terms.in_box else None
-    here, least, most, middle = (
-        xp.sum(part, axis=-1) for part in (terms.chord, terms.least, terms.most, terms.chord_at_middle)
-    )
+    here, least, most = (xp.sum(rest(part), axis=-1) for part in (terms.chord, terms.least, terms.most))
+    middle = here if terms.chord_at_middle is terms.chord else xp.sum(rest(terms.chord_at_middle), axis=-1)
     s = Sum(here, least, most, middle, radius, terms.top[..., 0])
     y, a, b = pick(terms.inside, k), pick(reference.lower, k), pick(reference.upper, k)
     alpha, gamma, value = _supported(y, a, b, s, alpha, gamma)
@@ -282,7 +286,7 @@ def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array
         excess = terms.d - terms.inside
         value = value + alpha * pick(excess, k) - gamma * xp.sum(slope * excess, axis=-1)
     alpha, gamma = alpha[..., None], gamma[..., None]
-    row = xp.where(one_hot(k, slope), alpha, -gamma * slope) + (gamma * rest_slope - alpha) * pull
+    row = xp.where(own, alpha, -gamma * slope) + (gamma * rest_slope - alpha) * pull
     return value, row
 
 

@@ -157,7 +157,11 @@ def _balance(where: Rectangle) -> Array:
         share = xp.where(halve, xp.full_like(gap, 0.5), -f_low / xp.where(gap > 0, gap, xp.ones_like(gap)))
         return low + (high - low) * clip(share, 0.0, 1.0), low, high, f_low, f_high
 
-    t = repeat(ROOT_STEPS, narrow, (t, low, high, f_low, f_high))[0]
+    def settled(before: tuple[Array, ...], after: tuple[Array, ...]) -> bool:
+        # the value changes by less than the square of this share
+        return bool(xp.all(xp.abs(after[0] - before[0]) <= 1e-5 * (where.b - where.a)))
+
+    t = repeat(ROOT_STEPS, narrow, (t, low, high, f_low, f_high), settled)[0]
     t = xp.where(fixed_low, where.a, t)
     return xp.where(fixed_high, where.y, t)
 
