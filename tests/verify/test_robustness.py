@@ -110,6 +110,16 @@ def test_targets_are_the_only_classes_that_count():
     assert verify_robustness(graph, x, [0], Perturbation(0.3), "targets", targets=[2, 0]).count(Verdict.CERTIFIED) == 1
 
 
+def test_deep_networks_do_not_exhaust_the_stack():
+    builder = GraphBuilder((1, 2))
+    x = -1
+    for _ in range(300):
+        x = builder.elementwise(Relu(), builder.linear(x, torch.tensor([[0.9, 0.1], [-0.1, 1.0]], dtype=torch.float64)))
+    graph = builder.finish(x)
+    result = verify_robustness(graph, [[0.0, 1.0]], [1], Perturbation(0.01), method=Linear(optimize=0), attack=False)
+    assert result.count(Verdict.ERROR) == 0
+
+
 def test_a_time_limit_and_an_interrupt_leave_honest_verdicts(monkeypatch):
     graph, x, labels = _network()
     late = verify_robustness(graph, x, labels, Perturbation(0.05), timeout=1e-9)

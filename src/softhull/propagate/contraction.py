@@ -148,6 +148,8 @@ def _bound_rows(
         group, picked = distinct[:, 0].long(), distinct[:, None, 1:]
     if len(group) * inner_size > bounds.method.contract_limit:
         return None
+    if not bounds.remembers(inner, len(group) * inner_size):
+        picked = picked.detach()  # the bounds stay true; only their part in the gradient is left out
     unit = torch.eye(inner_size, dtype=rows.dtype, device=rows.device)[:, None, None]
     ends: list[Interval] = []
     for part in pieces(torch.arange(len(group), device=rows.device), max(1, bounds.chunk(inner) // inner_size)):
@@ -177,6 +179,8 @@ def _bound_combinations(
     """Bounds ``[S, B, groups, R, inner_size]`` on a factor combined by ``weights [S, B, groups, n, R]``."""
     S, B, groups, width, R = weights.shape
     columns = weights.permute(0, 2, 4, 1, 3).reshape(S * groups * R, B, width)
+    if not bounds.remembers(factor, len(columns) * inner_size):
+        columns = columns.detach()
     group = torch.arange(groups, device=weights.device).repeat_interleave(R).repeat(S)
     lines = torch.arange(inner_size, device=weights.device)
     ends: list[Interval] = []

@@ -114,6 +114,12 @@ class LinearBounds:
                 self._known[index] = self._refine(index, consumer)
         return self._known[index]
 
+    def prepare(self, index: int) -> None:
+        """Find what the entrywise relaxations up to a node need, first to last, so that walks do not nest deeply."""
+        for node in self.graph.nodes[: index + 1]:
+            if isinstance(node.operator, Elementwise):
+                self.interval(node.inputs[0], node.operator)
+
     def rough(self, index: int) -> Interval:
         """Bounds by interval arithmetic on whatever is known of earlier nodes; starts no walk."""
         if index < 0:
@@ -178,6 +184,10 @@ class LinearBounds:
     def chunk(self, index: int) -> int:
         """How many specifications on a node fit the memory at once."""
         return max(1, self.memory // (8 * self.size * self.structure.width(index)))
+
+    def remembers(self, index: int, specifications: int) -> bool:
+        """Whether the walks of so many specifications on a node may be kept for differentiation."""
+        return 2 * specifications * self.size * self.structure.volume(index) * 8 <= 32 * self.memory
 
     def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None) -> Interval:
         pending: Pending = {index: C}

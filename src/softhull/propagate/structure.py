@@ -19,11 +19,14 @@ class Structure:
         self.graph = graph
         self._source: list[int] = []
         self._order: list[Tensor | None] = []
-        widest = math.prod(graph.input_shape)
+        widest = total = math.prod(graph.input_shape)
         self._width: list[int] = []
+        self._volume: list[int] = []
         for index, node in enumerate(graph.nodes):
             widest = max(widest, math.prod(node.shape))
+            total += math.prod(node.shape)
             self._width.append(widest)
+            self._volume.append(total)
             step = self._permutation(index)
             if step is None:
                 self._source.append(index)
@@ -46,6 +49,10 @@ class Structure:
     def width(self, index: int) -> int:
         """The largest number of entries of the input and all nodes up to this one."""
         return self._width[index] if index >= 0 else math.prod(self.graph.input_shape)
+
+    def volume(self, index: int) -> int:
+        """The number of entries of the input and all nodes up to this one together."""
+        return self._volume[index] if index >= 0 else math.prod(self.graph.input_shape)
 
     def rows_are_softmax(self, index: int, axis: int) -> bool:
         """True when every line of the node along ``axis`` holds exactly one whole softmax row."""

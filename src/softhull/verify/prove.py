@@ -73,6 +73,7 @@ def _work(
         _attack(graph, region, unsafe, effort, found, torch.arange(B))
     bounds = LinearBounds(graph, region, method, structure, effort.memory, effort.deadline)
     bounds.check_time()
+    bounds.prepare(last)
     for part in pieces(torch.arange(S), bounds.chunk(last)):
         found.rows[part] = bounds.lower(last, rows[part]) - unsafe.offsets[part]
 
@@ -116,8 +117,8 @@ def _open_rows(unsafe: Unsafe, found: Bracket) -> tuple[Tensor, Tensor]:
 
 
 def _together(bounds: LinearBounds) -> int:
-    """How many (row, instance) pairs to work on at once."""
-    return max(1, (32 * bounds.memory) // (8 * 1024 * bounds.structure.width(len(bounds.graph.nodes) - 1)))
+    """How many (row, instance) pairs to work on at once, with about a thousand contracted factors each."""
+    return max(1, (32 * bounds.memory) // (8 * 1024 * bounds.structure.volume(len(bounds.graph.nodes) - 1)))
 
 
 def _attack(graph: Graph, region: Region, unsafe: Unsafe, effort: Effort, found: Bracket, instances: Tensor) -> None:
