@@ -15,7 +15,7 @@ from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
-from softhull.propagate.methods import Linear, Paper, method_from_name
+from softhull.propagate.methods import Linear, Paper, find_method
 from softhull.propagate.perturbation import Perturbation
 from softhull.verify import prove
 from softhull.verify.result import Verdict
@@ -194,11 +194,11 @@ def test_senseless_questions_are_refused_in_one_line(change, message):
 
 
 def test_methods_have_names():
-    assert method_from_name("linear", "lse*", 5) == Linear("lse*", 5)
-    assert method_from_name("paper", "er") == Paper("er")
+    assert find_method("linear", "lse*", 5) == Linear("lse*", 5)
+    assert find_method("paper", "er") == Paper("er") == find_method(Paper("er"))
     for wrong in (("guess", None, None), ("linear", "tight", None), ("linear", None, -1), ("paper", None, 5)):
         with pytest.raises(InvalidInput):
-            method_from_name(*wrong)
+            find_method(*wrong)
 
 
 def _specification(offset: float) -> Specification:

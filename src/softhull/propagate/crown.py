@@ -201,11 +201,12 @@ class LinearBounds:
                 constant = torch.cat((constant, -constant))
                 both = False
             A = pending.pop(top)
-            for i, back in zip(node.inputs, (step := self._step(top, A, contract, free))[0]):
+            backs, shift = self._step(top, A, contract, free)
+            constant = constant + shift
+            for i, back in zip(node.inputs, backs):
                 pending[i] = pending[i] + back if i in pending else back
-            constant = constant + step[1]
             if everywhere:
-                here = self._concretise(pending, constant)
+                here = _sound(self._concretise(pending, constant), -math.inf)
                 best = here if best is None else torch.maximum(best, here)
         lower = self._input_minimum(pending, constant)
         if both:
@@ -274,5 +275,5 @@ def _ordered(lower: Tensor, upper: Tensor) -> Interval:
 
 
 def _sound(bound: Tensor, nothing: float) -> Tensor:
-    """NaN (infinities that met on the way) says nothing."""
-    return torch.where(bound.isnan(), torch.full_like(bound, nothing), bound)
+    """A NaN or an infinity (overflow on the way) says nothing."""
+    return torch.where(bound.isfinite(), bound, torch.full_like(bound, nothing))

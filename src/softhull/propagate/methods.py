@@ -66,12 +66,14 @@ class Paper:
 Method = Linear | Paper
 
 
-def method_from_name(name: str, bound: str | None = None, optimize: int | None = None) -> Method:
-    """The method a command line names: ``linear`` or ``paper``."""
-    if name == "linear":
+def find_method(method: Method | str, bound: str | None = None, optimize: int | None = None) -> Method:
+    """A method by name, ``linear`` or ``paper``, with settings where given; a method object is returned as it is."""
+    if method == "linear":
         return Linear(bound=bound or Linear.bound, optimize=Linear.optimize if optimize is None else optimize)
-    if name == "paper":
+    if method == "paper":
         if optimize:
             raise InvalidInput("method 'paper' has nothing to optimise; use method 'linear'")
         return Paper(bound=bound or Paper.bound)
-    raise InvalidInput(f"unknown method {name!r}; choose linear or paper")
+    if isinstance(method, Linear | Paper):
+        return method
+    raise InvalidInput(f"unknown method {method!r}; choose linear or paper")

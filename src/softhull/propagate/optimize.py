@@ -23,7 +23,7 @@ def optimized_lower(
     for step in range(steps + 1):
         bounds.check_time()
         with torch.enable_grad():
-            value = bounds.lower(index, coefficients, contract=True, free=free)
+            value = bounds.lower(index, coefficients, bounds.method.contract, free)
             objective = torch.where(value.isfinite(), value, torch.zeros_like(value)).sum()
         best[:, active] = torch.maximum(best[:, active], value.detach())
         still_open = (best[:, active] <= target[active]).any(0).nonzero()[:, 0]

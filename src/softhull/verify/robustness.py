@@ -16,7 +16,7 @@ from ..errors import InvalidInput, SofthullError
 from ..formats.network import Network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Linear, Method
+from ..propagate.methods import Method, find_method
 from ..propagate.perturbation import Perturbation, Region
 from ..propagate.structure import Structure, pieces
 from .prove import Bracket, Effort, prove
@@ -35,7 +35,7 @@ def verify_robustness(
     label: Any,
     perturbation: Perturbation,
     property: str = "all",
-    method: Method | None = None,
+    method: Method | str = "linear",
     *,
     targets: Sequence[int] | None = None,
     attack: bool | None = None,
@@ -48,15 +48,16 @@ def verify_robustness(
 
     ``x [B, ...]`` is reshaped to the network's input, ``label [B]``. ``property``: ``all`` (no other class overtakes
     the label), ``targets`` (none of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest).
-    A final softmax or sigmoid is left out; a single logit has two classes by its sign. ``attack``: None attacks what
-    the bounds leave open, True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result
-    holds the best found so far. ``memory`` bounds the bytes of one tensor.
+    ``method``: ``"linear"``, ``"paper"`` or a method object. A final softmax or sigmoid is left out; a single logit has
+    two classes by its sign. ``attack``: None attacks what the bounds leave open, True everything, False nothing. After
+    ``timeout`` seconds, or on an interrupt, the result holds the best found so far. ``memory`` bounds the bytes of one
+    tensor; the whole needs some tens of times that.
     """
     case = _Case.of(network, x, label, dtype)
     unsafe = class_change(case.labels, case.outputs, property, None if targets is None else torch.tensor(targets))
     region = perturbation.around(case.x)
     effort = _effort(attack, timeout, seed, memory)
-    return _run(case, region, unsafe, method or Linear(), effort)
+    return _run(case, region, unsafe, find_method(method), effort)
 
 
 def certified_radius(
@@ -65,7 +66,7 @@ def certified_radius(
     label: Any,
     perturbation: Perturbation,
     property: str = "all",
-    method: Method | None = None,
+    method: Method | str = "linear",
     *,
     targets: Sequence[int] | None = None,
     steps: int = 10,
@@ -87,7 +88,7 @@ def certified_radius(
         if time.monotonic() > effort.deadline:
             break
         region = perturbation.around(case.x, here)
-        result = _run(case, region, unsafe, method or Linear(), effort)
+        result = _run(case, region, unsafe, find_method(method), effort)
         good = torch.tensor([record.verdict is Verdict.CERTIFIED for record in result.records])
         proved, failed = torch.where(good, here, proved), torch.where(good, failed, here)
         here = (proved + failed) / 2
@@ -112,7 +113,7 @@ class SpecificationResult:
 def verify_specification(
     network: Network | Graph,
     specification: Specification,
-    method: Method | None = None,
+    method: Method | str = "linear",
     *,
     timeout: float | None = None,
     seed: int = 0,
@@ -140,7 +141,7 @@ def verify_specification(
         unsafe = _unsafe_of(boxes, dtype)
         if not unsafe.groups:
             continue
-        bracket = prove(graph, structure, region, _middle(region), unsafe, method or Linear(), effort)
+        bracket = prove(graph, structure, region, _middle(region), unsafe, find_method(method), effort)
         best, _ = unsafe.best_rows(bracket.rows)
         worst = float(best.min())
         bounds.append(worst)
