@@ -70,6 +70,17 @@ class _Network:
     above: dict[tuple[int, int], list[Any]]
     least: dict[int, Any]
     most: dict[int, Any]
+    encoder: Encoder
+
+    def weight(self, constraints: list[Any], k: int) -> float:
+        """The multiplier of a bound on output k in the units of its constant bound, over the constraints that hold it."""
+        total = 0.0
+        for constraint in constraints:
+            if self.p.id not in {variable.id for variable in constraint.variables()}:
+                continue  # defines an auxiliary variable
+            relative = constraint.id in self.encoder.logarithmic
+            total += _size(constraint) * (self.encoder.unit[k] / float(self.p.value[k]) if relative else 1.0)
+        return total
 
 
 class _Program:
@@ -143,7 +154,7 @@ class _Program:
         p = self.cp.Variable(part.stack.classes)
         encoder = Encoder(logits, p, lower, upper, (low, high), points)
         chosen = self.relaxation.softmax
-        net = _Network(logits, p, encoder.simplex(), lines, {}, {}, {}, {})
+        net = _Network(logits, p, encoder.simplex(), lines, {}, {}, {}, {}, encoder)
         for k in self.below:
             net.least[k] = encoder.least(k)
             for n, name in enumerate(chosen.lower):
@@ -153,6 +164,8 @@ class _Program:
             for n, name in enumerate(chosen.upper):
                 net.above[n, k] = encoder.upper(name, k)
         everything = [net.simplex, p >= 0, *net.least.values(), *net.most.values()]
+        if chosen.constants_everywhere:
+            everything += [p >= encoder.smallest, p <= encoder.largest]
         listed: dict[int, Any] = {}
         for constraint in (c for found in (net.below, net.above) for cs in found.values() for c in cs):
             listed[constraint.id] = constraint
@@ -185,13 +198,10 @@ class _Program:
             points.append(torch.from_numpy(np.stack([net.logits.value for net in mine]))[None])
             position += count
         whole.touch(points)
-        best, best_flat = np.inf, whole.project(whole.start())
-        for sign in (1.0, -1.0):  # the sign of an equality's multiplier is a convention of the modelling language
-            flat = whole.project(self._multipliers(whole, sign))
-            value = float(whole.safe_value(flat)[0])
-            if value < best:
-                best, best_flat = value, flat
-        return best, best_flat
+        # The sign of an equality's multiplier is a convention of the modelling language.
+        signs = [whole.project(self._multipliers(whole, sign)) for sign in (1.0, -1.0)]
+        flat = min(signs, key=lambda candidate: float(whole.value(candidate)[0]))
+        return float(whole.safe_value(flat)[0]), flat
 
     def _multipliers(self, whole: Lagrangian, sign: float) -> Tensor:
         parts = whole.views(whole.start())
@@ -207,7 +217,7 @@ class _Program:
                 simplex[0, m] = sign * total * float(_size(net.simplex, signed=True))
                 for side, constraints, constant in ((below, net.below, net.least), (above, net.above, net.most)):
                     for k, flat_bound in constant.items():
-                        weights = np.array([_total(constraints[n, k]) for n in range(side.shape[2])])
+                        weights = np.array([net.weight(constraints[n, k], k) for n in range(side.shape[2])])
                         everything = weights.sum() + _size(flat_bound)
                         side[0, m, :, k] = torch.from_numpy(weights / everything) if everything > 0 else 0.0
                 for i, (open_, lower, upper) in enumerate(net.lines):
@@ -224,11 +234,6 @@ def _size(constraint: Any, signed: bool = False) -> float:
         return 0.0
     number = float(np.ravel(value)[0])
     return number if signed else abs(number)
-
-
-def _total(constraints: list[Any]) -> float:
-    """The multiplier of a bound: of the constraints that hold its output, which are all but the auxiliary first."""
-    return sum(_size(c) for c in constraints[-1:]) if len(constraints) <= 2 else sum(_size(c) for c in constraints[1:])
 
 
 def _position(constraints: list[Any]) -> np.ndarray:

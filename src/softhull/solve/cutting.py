@@ -127,6 +127,8 @@ class _Builder:
         self.unit: list[np.ndarray] = []  # the columns are p in these units, powers of two near its largest value
         below, above = relaxation.softmax.sides(torch.from_numpy(coefficients)[None])
         self.below, self.above = below[0].numpy(), above[0].numpy()
+        low, high = relaxation.softmax.constant_sides(torch.from_numpy(coefficients)[None])
+        self.low, self.high = low[0].numpy(), high[0].numpy()
         for part in relaxation.stacks:
             for m in range(len(part.stack.members)):
                 self._network(part, m)
@@ -236,7 +238,7 @@ class _Builder:
 
     def _probabilities(self, part: StackRelaxation, m: int) -> None:
         least, most = part.softmax.least[0, m].numpy(), part.softmax.most[0, m].numpy()
-        lower, upper = np.where(self.below, least, 0.0), np.where(self.above, most, 1.0)
+        lower, upper = np.where(self.low, least, 0.0), np.where(self.high, most, 1.0)
         unit = 2.0 ** np.floor(np.log2(np.maximum(upper, NEGLIGIBLE)))
         p = self._new(lower / unit, upper / unit, bounded=True)
         self.blocks.append(_Block(p[None], unit[None], np.ones(1), np.ones(1)))

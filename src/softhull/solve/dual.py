@@ -48,7 +48,7 @@ class Dual:
             whole = Lagrangian(relaxation.take(open_), coefficients[open_])
             flat = whole.project(whole.start()) if parameters is None else parameters[open_]
             at = whole.midpoints() if points is None else [point[open_] for point in points]
-            run = _Run(self, whole, flat, at)
+            run = Descent(self, whole, flat, at)
             run.steps(self.learning_rate if stage == 0 else self.learning_rate / 2, deadline)
             if parameters is None or points is None:
                 parameters, points = run.best_flat, run.best_points
@@ -74,7 +74,7 @@ class Dual:
         return coefficients.amax(1) - coefficients.amin(1)
 
 
-class _Run:
+class Descent:
     """One stage: Adam on the flat parameters of a Lagrangian."""
 
     def __init__(self, method: Dual, whole: Lagrangian, flat: Tensor, points: list[Tensor]) -> None:

@@ -108,6 +108,7 @@ class Encoder:
         # Powers of two, so that scaling changes no digit; never so small that the scaled rows overflow.
         self.unit = 2.0 ** np.floor(np.log2(np.maximum(self.smallest, 1e-300)))
         self._log_total: Any = None
+        self.logarithmic: set[int] = set()  # constraints on log p_k, whose multipliers are p_k times those on p_k
 
     def simplex(self) -> Any:
         return self.cp.sum(self.p) == 1
@@ -183,7 +184,9 @@ class Encoder:
             total = self._chords(lower, upper, reference, 0.0)
             own = self.x[k] - self.x[reference]
         log_unit = float(np.log(self.unit[k]))
-        return [self.cp.log(self.p[k] / self.unit[k]) + self.cp.log(total.expression(self.x)) >= own - log_unit]
+        constraint = self.cp.log(self.p[k] / self.unit[k]) + self.cp.log(total.expression(self.x)) >= own - log_unit
+        self.logarithmic.add(constraint.id)
+        return [constraint]
 
     def _lse2_lower(self, k: int) -> list[Any]:
         if self.size != 2:

@@ -51,8 +51,9 @@ class Lagrangian:
             lines = [(2, M, lines.lower_slope.shape[-1]) for lines in part.lines]
             self.shapes.append([(M,), (M, P_below, K), (M, P_above, K), *lines])
         # Where a side is not imposed, nothing but the simplex bounds the output there.
-        self.least = [torch.where(self.below, part.softmax.least, 0.0) for part in relaxation.stacks]
-        self.most = [torch.where(self.above, part.softmax.most, 1.0) for part in relaxation.stacks]
+        low, high = (mask[:, None] for mask in relaxation.softmax.constant_sides(coefficients))
+        self.least = [torch.where(low, part.softmax.least, 0.0) for part in relaxation.stacks]
+        self.most = [torch.where(high, part.softmax.most, 1.0) for part in relaxation.stacks]
         self.planes: list[tuple[Planes, Planes]] = []
 
     def touch(self, at: list[Tensor]) -> None:

@@ -28,17 +28,23 @@ class SoftmaxBounds:
 
     lower: tuple[str, ...]
     upper: tuple[str, ...]
+    constants_everywhere: bool = False  # constant bounds on both sides of every output, not just where planes are
 
     def sides(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """Masks ``[B, K]``: the outputs bounded from below and from above when ``coefficients . p`` is maximised."""
         above = coefficients > coefficients.amin(-1, keepdim=True)
         return ~above, above
 
+    def constant_sides(self, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """The same masks for the constant bounds."""
+        below, above = self.sides(coefficients)
+        return below | self.constants_everywhere, above | self.constants_everywhere
+
 
 def parse_bounds(name: str) -> SoftmaxBounds:
     """``"all"`` (every bound of the table, intersected), one name, or a pair ``"lower/upper"``."""
     if name == "all":
-        return SoftmaxBounds(*EVERYTHING)
+        return SoftmaxBounds(*EVERYTHING, constants_everywhere=True)
     below, slash, above = name.partition("/")
     above = above if slash else below
     for side, part in (("lower", below), ("upper", above)):

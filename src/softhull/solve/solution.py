@@ -27,8 +27,10 @@ class Solution:
 
 
 def trivial_bound(relaxation: Relaxation, coefficients: Tensor) -> Tensor:
-    """The bound ``[B]`` from constant bounds and simplex alone: fill the largest coefficients first."""
+    """The bound ``[B]`` from the constant bounds imposed and the simplex: fill the largest coefficients first."""
     least, most = relaxation.probabilities()
+    low, high = relaxation.softmax.constant_sides(coefficients)
+    least, most = torch.where(low, least, 0.0), torch.where(high, most, 1.0)
     box = torch.where(coefficients > 0, coefficients * most, coefficients * least).sum(1)
     order = coefficients.argsort(1, descending=True)
     room = (most - least).gather(1, order)
