@@ -2,8 +2,8 @@
 
 Lower planes. For reference weights ``w`` let ``d_j = x_j - w.x``, ``y = d_k`` and ``s = sum_{j != k} chord(d_j)``. This
 sum is affine in x and at least ``sum_{j != k} e^{d_j}``; hence ``p_k >= F(y, s) = e^y / (e^y + s)``, and any plane
-below F in (y, s) is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J`` with
-J the largest logit of the rest, and for the largest output also ``w = e_k`` (the exponential-reciprocal form).
+below F in (y, s) is a plane below ``p_k`` in x. The references tried are ``w = 0``, ``w = theta e_J`` and ``w = e_J``
+with J the largest logit of the rest, and for the largest output also ``w = e_k`` (the exponential-reciprocal form).
 
 With weights common to all outputs everything is a sum over all logits minus one term, so K planes cost O(K). A few
 outputs are worked out alone: the two largest, whose best theta is their own, and the one whose chord dominates the
@@ -12,7 +12,10 @@ sum, where taking it out again would leave only rounding errors.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
+
+from array_api_compat import is_jax_array
 
 from .._arrays import Array, clip, limits, logsumexp, maximum, minimum, namespace, one_hot, pick
 from ..boxes import Box
@@ -45,21 +48,29 @@ def hull_lower(
     in [0, 1/4] the slope in y; ``gamma [..., K]`` > 0 the slope in s in units of 1 / s(at). What is not given is
     optimal for what is.
     """
+    if w is None and alpha is None and gamma is None and _worth_splitting(box, at):
+        return _in_pieces(box, at)
     xp = namespace(at)
-    candidates: list[Candidate] = []
+    shared: list[Candidate] = []  # planes for all outputs
+    alone: list[Single] = []  # the best plane so far of outputs worked out alone
 
-    def try_all(terms: Terms, *free: Array | None) -> None:
-        candidates.append(_all_outputs(terms, *free))
-
-    def try_one(k: Array, choices: list[Terms], *free: Array | None) -> None:
-        free = tuple(None if f is None else pick(f + xp.zeros_like(at), k) for f in free)
-        candidates.append(_best_of([_one_output(terms, k, *free) for terms in choices], k))
+    def attempt(reference: Reference, outputs: list[Array], for_all: bool, dominant: bool = False) -> None:
+        """One reference for all outputs and for some alone; its arrays are gone before the next one comes."""
+        terms = _terms(box, at, reference)
+        if for_all:
+            shared.append(_all_outputs(terms, alpha, gamma))
+        for k in [*outputs, xp.argmax(terms.slope, axis=-1)] if dominant else outputs:
+            own_alpha, own_gamma = (None if f is None else pick(f + xp.zeros_like(at), k) for f in (alpha, gamma))
+            plane = _one_output(terms, k, own_alpha, own_gamma)
+            known = [i for i, single in enumerate(alone) if single.k is k]
+            if known:
+                alone[known[0]] = _better(alone[known[0]], plane)
+            else:
+                alone.append(plane)
 
     if w is not None or alpha is not None or gamma is not None:
-        given = _terms(box, at, _plain(box) if w is None else _weighted(box, w))
-        try_all(given, alpha, gamma)
-        try_one(xp.argmax(given.slope, axis=-1), [given], alpha, gamma)
-        return _merge(at, candidates)
+        attempt(_plain(box) if w is None else _weighted(box, w), [], for_all=True, dominant=True)
+        return _merge(at, shared, alone)
 
     middle = box.midpoint
     first = xp.argmax(middle, axis=-1)
@@ -67,26 +78,49 @@ def hull_lower(
     second = xp.argmax(without_first, axis=-1)
     to_first, to_second = (xp.astype(one_hot(index, middle), middle.dtype) for index in (first, second))
     one = xp.ones_like(middle[..., 0])
-    plain = _terms(box, at, _plain(box))
-    after_first = _terms(box, at, _relative(box, first, one, to_first))
-    after_second = _terms(box, at, _relative(box, second, one, to_second))
-    of_first, of_second = [plain, after_second, after_first], [plain, after_first]
-    if box.size > 2:
+    several = box.size > 2
+    attempt(_plain(box), [first, second], several, dominant=several)
+    attempt(_relative(box, first, one, to_first), [first, second], several)
+    attempt(_relative(box, second, one, to_second), [first], False)
+    if several:
         without_second = xp.where(one_hot(second, middle), -xp.inf, middle)
         half_first, half_second = pick(box.half_width, first), pick(box.half_width, second)
+        attempt(_relative(box, first, _best_weight(middle, half_first), to_first), [], True)
+        attempt(_relative(box, second, _best_weight(without_first, half_second), to_second), [first], False)
+        attempt(_relative(box, first, _best_weight(without_second, half_first), to_first), [second], False)
+    return _merge(at, shared, alone)
 
-        def mixed(logit: Array, rest: Array, half: Array, direction: Array) -> Terms:
-            return _terms(box, at, _relative(box, logit, _best_weight(rest, half), direction))
 
-        try_all(plain)
-        try_one(xp.argmax(plain.slope, axis=-1), [plain])
-        try_all(mixed(first, middle, half_first, to_first))
-        try_all(after_first)
-        of_first.append(mixed(second, without_first, half_second, to_second))
-        of_second.append(mixed(first, without_second, half_first, to_first))
-    try_one(first, of_first)
-    try_one(second, of_second)
-    return _merge(at, candidates)
+PIECE = 1 << 16  # numbers; some forty arrays of this size are alive at once and should stay near the processor
+
+
+def _worth_splitting(box: Box, at: Array) -> bool:
+    plain = box.differences is None and at.shape == box.lower.shape and not is_jax_array(at)
+    return plain and math.prod(at.shape) > max(PIECE, at.shape[-1])
+
+
+def _in_pieces(box: Box, at: Array) -> LowRankPlanes:
+    """The same planes, some boxes at a time."""
+    xp = namespace(at)
+    K = at.shape[-1]
+    lower, upper, point = (xp.reshape(a, (-1, K)) for a in (box.lower, box.upper, at))
+    pieces = []
+    step = max(1, PIECE // K)
+    for i in range(0, lower.shape[0], step):
+        piece = Box(lower[i : i + step, :], upper[i : i + step, :], box.shift)
+        pieces.append(hull_lower(piece, piece.midpoint if at is box.midpoint else point[i : i + step, :]))
+
+    def joined(parts: list[Array]) -> Array:
+        whole = xp.concat(parts, axis=0)
+        return xp.reshape(whole, (*at.shape[:-1], *whole.shape[1:]))
+
+    return LowRankPlanes(
+        at,
+        joined([piece.value for piece in pieces]),
+        joined([piece.diagonal for piece in pieces]),
+        joined([piece.left for piece in pieces]),
+        joined([piece.right for piece in pieces]),
+    )
 
 
 def _best_weight(middle: Array, half_width: Array) -> Array:
@@ -226,12 +260,26 @@ def _supported(
 
 
 class Candidate(NamedTuple):
-    """Planes for some outputs: gradient = diagonal + sum of columns x rows; value -inf where it says nothing."""
+    """Planes for all outputs: gradient = diagonal + sum of columns x rows; value -inf where it says nothing."""
 
     value: Array
     diagonal: Array
     columns: list[Array]
     rows: list[Array]
+
+
+class Single(NamedTuple):
+    """The plane of one output ``k [...]``: its value ``[..., 1]`` and gradient ``[..., K]``."""
+
+    k: Array
+    value: Array
+    row: Array
+
+
+def _better(a: Single, b: Single) -> Single:
+    xp = namespace(a.row)
+    better = b.value > a.value
+    return Single(a.k, xp.where(better, b.value, a.value), xp.where(better, b.row, a.row))
 
 
 def _all_outputs(terms: Terms, alpha: Array | None = None, gamma: Array | None = None) -> Candidate:
@@ -264,7 +312,7 @@ def _all_outputs(terms: Terms, alpha: Array | None = None, gamma: Array | None =
     return Candidate(xp.where(usable, value, -xp.inf), alpha + gamma * slope, columns, rows)
 
 
-def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> tuple[Array, Array]:
+def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> Single:
     """Value ``[...]`` and gradient ``[..., K]`` of the plane of output ``k`` (one index per leading position)."""
     xp = namespace(terms.d)
     reference = terms.reference
@@ -287,32 +335,27 @@ def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array
         value = value + alpha * pick(excess, k) - gamma * xp.sum(slope * excess, axis=-1)
     alpha, gamma = alpha[..., None], gamma[..., None]
     row = xp.where(own, alpha, -gamma * slope) + (gamma * rest_slope - alpha) * pull
-    return value, row
+    return Single(k, value[..., None], row)
 
 
-def _best_of(planes: list[tuple[Array, Array]], k: Array) -> Candidate:
-    """The best of several planes of output ``k``, as a candidate that speaks of this output only."""
-    value, row = planes[0]
-    xp = namespace(row)
-    for other_value, other_row in planes[1:]:
-        better = other_value > value
-        value = xp.where(better, other_value, value)
-        row = xp.where(better[..., None], other_row, row)
-    own = one_hot(k, row)
-    return Candidate(xp.where(own, value[..., None], -xp.inf), xp.zeros_like(row), [xp.astype(own, row.dtype)], [row])
-
-
-def _merge(at: Array, candidates: list[Candidate]) -> LowRankPlanes:
-    """For every output the candidate with the largest value; their low-rank parts are put side by side."""
+def _merge(at: Array, shared: list[Candidate], alone: list[Single]) -> LowRankPlanes:
+    """For every output the plane with the largest value; their low-rank parts are put side by side."""
     xp = namespace(at)
-    value = candidates[0].value
-    for candidate in candidates[1:]:
+    value = xp.full_like(alone[0].row, -xp.inf)
+    for candidate in shared:
         value = xp.maximum(value, candidate.value)
+    for single in alone:
+        value = xp.maximum(value, xp.where(one_hot(single.k, at), single.value, -xp.inf))
     nothing = xp.zeros_like(value)
     taken, diagonal = nothing > 0, nothing
     columns: list[Array] = []
     rows: list[Array] = []
-    for candidate in candidates:
+    for single in alone:
+        mine = one_hot(single.k, at) & (single.value == value) & ~taken
+        taken = taken | mine
+        columns.append(xp.astype(mine, at.dtype))
+        rows.append(single.row)
+    for candidate in shared:
         mine = (candidate.value == value) & ~taken
         taken = taken | mine
         diagonal = xp.where(mine, candidate.diagonal, diagonal)

@@ -73,7 +73,7 @@ class _Network:
     encoder: Encoder
 
     def weight(self, constraints: list[Any], k: int) -> float:
-        """The multiplier of a bound on output k in the units of its constant bound, over the constraints that hold it."""
+        """The multiplier of a bound on output k, in the units of its constant bound."""
         total = 0.0
         for constraint in constraints:
             if self.p.id not in {variable.id for variable in constraint.variables()}:
