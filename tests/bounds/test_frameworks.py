@@ -87,7 +87,7 @@ def test_differentiable_in_the_free_parameters() -> None:
     arguments = tuple(f.double().requires_grad_() for f in free)
 
     def planes(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        chosen = dict(zip(("w", "alpha", "gamma", "tangent"), given))
+        chosen: dict[str, Any] = dict(zip(("w", "alpha", "gamma", "tangent"), given))
         found = softmax_planes(torch.tensor(LOWER[0]), torch.tensor(UPPER[0]), **chosen)
         return found.lower.value, found.upper.value, found.lower.dense()[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -45,23 +47,20 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def worst_points(case: Case, planes: object, sign: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Vertices where a greedy flip of single coordinates no longer increases the violation of some output."""
+def worst_points(case: Case, side: Any, A: np.ndarray, sign: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Points where moving single coordinates to an end or the middle no longer increases the violation of an output."""
     if case.draw is not None or case.size > 16:
         return []
     found = []
-    for k in range(case.size):
+    for k in rng.permutation(case.size)[:4]:
         x = np.where(rng.random(case.lower.shape) < 0.5, case.lower, case.upper)
         for _ in range(2):
             for j in range(case.size):
-                trials = []
-                for end in (case.lower, case.upper, 0.5 * (case.lower + case.upper)):
-                    trial = x.copy()
-                    trial[..., j] = end[..., j]
-                    trials.append(trial)
-                scores = np.stack([sign * (planes(t) - softmax(t))[..., k] for t in trials])  # type: ignore[operator]
-                pick = scores.argmax(0)
-                x = np.take_along_axis(np.stack(trials), pick[None, ..., None], 0)[0]
+                trials = np.stack([x, x, x])
+                trials[..., j] = [case.lower[..., j], case.upper[..., j], 0.5 * (case.lower + case.upper)[..., j]]
+                plane = side.value[..., k] + ((trials - side.at) * A[..., k, :]).sum(-1)
+                violation = sign * (plane - softmax(trials)[..., k])
+                x = np.take_along_axis(trials, violation.argmax(0)[None, ..., None], 0)[0]
         found.append(x)
     return found
 
@@ -86,9 +85,9 @@ def test_planes_never_violate_softmax(name: str, label: str, dtype: str) -> None
     case, rng = boxes()[label], np.random.default_rng(2)
     if dtype == "float32":  # boxes are given in float32; the truth stays at 50 digits
         case = Case(case.lower.astype(dtype), case.upper.astype(dtype), None, case.draw if label == "masked" else None)
-    points = case.points(rng, 8 if case.size < 100 else 2)
+    points = case.points(rng, 8 if case.size < 10 else 4 if case.size < 100 else 1)
     points = [np.clip(x.astype(dtype), case.lower, case.upper) for x in points]
-    anchors = [None, *(p for p in points[:4])]
+    anchors = [None, *points[:4]]
     for at in anchors:
         planes = softmax_planes(case.lower, case.upper, name, at=at, differences=case.differences)
         for side, sign in ((planes.lower, 1), (planes.upper, -1)):
@@ -98,7 +97,7 @@ def test_planes_never_violate_softmax(name: str, label: str, dtype: str) -> None
             assert A.dtype == dtype
             assert np.isfinite(A).all()
             assert np.isfinite(b).all()
-            for x in [*points, *worst_points(case, side, sign, rng)]:
+            for x in [*points, *worst_points(case, side, A, sign, rng)]:
                 exact = exact_softmax(x.astype(np.float64))
                 value, step = side(x), steps(case, x, side.at)
                 reach = np.abs(step) + exponents(case)
@@ -223,8 +222,8 @@ def test_the_chain_of_inequalities(label: str) -> None:
 
 def sigmoid_envelope(v: float, low: float, high: float, sign: int) -> float:
     """Envelope of the sigmoid at v by brute force: the best chord through a fine grid on each side of v."""
-    left = np.concatenate([np.linspace(low, v, 4001), v - np.geomspace(1e-6, max(v - low, 1e-6), 2000)])
-    right = np.concatenate([np.linspace(v, high, 4001), v + np.geomspace(1e-6, max(high - v, 1e-6), 2000)])
+    left = np.concatenate([np.linspace(low, v, 1001), v - np.geomspace(1e-6, max(v - low, 1e-6), 500)])
+    right = np.concatenate([np.linspace(v, high, 1001), v + np.geomspace(1e-6, max(high - v, 1e-6), 500)])
     left, right = left[left >= low], right[right <= high]
 
     def sigmoid(t: np.ndarray) -> np.ndarray:
@@ -244,15 +243,15 @@ def test_hull_of_two_logits_is_the_envelope_of_the_sigmoid(low: float, high: flo
     lower, upper = np.array([low, 0.0]), np.array([high, 0.0])
     for v in np.linspace(low, high, 5)[1:-1]:
         found = softmax_bounds(np.array([v, 0.0]), lower, upper, "hull", outputs=0)
-        assert found[0] == pytest.approx(sigmoid_envelope(v, low, high, 1), abs=2e-6)
-        assert found[1] == pytest.approx(sigmoid_envelope(v, low, high, -1), abs=2e-6)
+        assert found[0] == pytest.approx(sigmoid_envelope(v, low, high, 1), abs=2e-5)
+        assert found[1] == pytest.approx(sigmoid_envelope(v, low, high, -1), abs=2e-5)
 
 
 @pytest.mark.parametrize("label", ["differences", "wide differences"])
 @pytest.mark.parametrize("name", [n for n in BOUNDS if n != "lse2"])
 def test_difference_bounds_never_loosen(name: str, label: str) -> None:
     case, rng = boxes()[label], np.random.default_rng(6)
-    for x in case.points(rng, 20):
+    for x in case.points(rng, 8):
         known = softmax_planes(case.lower, case.upper, name, at=x, differences=case.differences)
         plain = softmax_planes(case.lower, case.upper, name, at=x)
         for side, sign in (("lower", 1), ("upper", -1)):
@@ -269,7 +268,7 @@ def test_random_free_parameters_are_sound() -> None:
         half = 10 ** rng.uniform(-2, 1.3)
         middle = rng.normal(0, 2, K)
         lower, upper = middle - half * rng.uniform(0.3, 1, K), middle + half * rng.uniform(0.3, 1, K)
-        free = {
+        free: dict[str, Any] = {
             "w": rng.normal(0.2, 0.5, K),
             "alpha": rng.uniform(0, 0.25, K),
             "gamma": 10 ** rng.uniform(-3, 1, K),

@@ -33,7 +33,7 @@ def softmax_bounds(
     bound: str = "hull",
     outputs: Outputs = None,
     differences: tuple[Any, Any] | None = None,
-) -> tuple[Array | None, Array | None]:
+) -> tuple[Any, Any]:
     """Bounds ``L(x) <= softmax(x) <= U(x)``: convex in x from below, concave from above, for x in the box.
 
     ``x``, ``lower``, ``upper`` broadcast against each other, logits on the last axis. ``outputs``: which
