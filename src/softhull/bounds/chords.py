@@ -15,8 +15,7 @@ def log_chord(x: Array, lower: Array, upper: Array) -> Array:
     xp = namespace(x)
     width = upper - lower
     wide = width > 0
-    share = xp.where(wide, (x - lower) / xp.where(wide, width, xp.ones_like(width)), xp.zeros_like(x - width))
-    some, not_all = share > 0, share < 1
-    log_share = xp.where(some, xp.log(xp.where(some, share, xp.ones_like(share))), -xp.inf)
-    log_other = xp.where(not_all, xp.log1p(-xp.where(not_all, share, xp.zeros_like(share))), -xp.inf)
-    return lower + xp.logaddexp(width + log_share, log_other)
+    share = (x - lower) / xp.where(wide, width, xp.ones_like(width))  # 0 for an interval of one point
+    chord = share + (1 - share) * xp.exp(-width)  # in units of e^upper
+    visible = chord > float(xp.finfo(chord.dtype).smallest_normal)
+    return xp.where(visible, upper + xp.log(xp.where(visible, chord, xp.ones_like(chord))), lower)
