@@ -1,7 +1,11 @@
 """softhull: certified statements about softmax.
 
-Every public name is here; beside it only ``softhull.cvxpy`` is public.
+Every public name is here; beside it only ``softhull.cvxpy`` is public. The bounds need NumPy alone; what needs torch,
+ONNX or a solver is imported when it is first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .bounds.softmax import SoftmaxPlanes as SoftmaxPlanes
 from .bounds.softmax import softmax_bounds as softmax_bounds
@@ -15,4 +19,50 @@ from .errors import InvalidInput as InvalidInput
 from .errors import MissingExtra as MissingExtra
 from .errors import SofthullError as SofthullError
 
+if TYPE_CHECKING:
+    from .formats.datasets import load_dataset as load_dataset
+    from .formats.onnx import load_onnx as load_onnx
+    from .formats.torch_module import from_torch as from_torch
+    from .formats.vnnlib import load_vnnlib as load_vnnlib
+    from .propagate.methods import Linear as Linear
+    from .propagate.methods import Paper as Paper
+    from .propagate.perturbation import Perturbation as Perturbation
+    from .verify.result import Result as Result
+    from .verify.result import Verdict as Verdict
+    from .verify.robustness import certified_radius as certified_radius
+    from .verify.robustness import verify_robustness as verify_robustness
+    from .verify.robustness import verify_specification as verify_specification
+    from .verify.uncertainty import verify_uncertainty as verify_uncertainty
+
 __version__ = "0.1.0.dev0"
+
+# name -> (module, extra that brings what the module needs)
+_ON_FIRST_USE = {
+    "load_dataset": ("formats.datasets", "onnx"),
+    "load_onnx": ("formats.onnx", "onnx"),
+    "from_torch": ("formats.torch_module", "from-torch"),
+    "load_vnnlib": ("formats.vnnlib", "vnnlib"),
+    "Linear": ("propagate.methods", "onnx"),
+    "Paper": ("propagate.methods", "onnx"),
+    "Perturbation": ("propagate.perturbation", "onnx"),
+    "Result": ("verify.result", "onnx"),
+    "Verdict": ("verify.result", "onnx"),
+    "certified_radius": ("verify.robustness", "onnx"),
+    "verify_robustness": ("verify.robustness", "onnx"),
+    "verify_specification": ("verify.robustness", "onnx"),
+    "verify_uncertainty": ("verify.uncertainty", "onnx"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'softhull' has no attribute {name!r}")
+    module, extra = _ON_FIRST_USE[name]
+    try:
+        return getattr(import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(f"{name} needs {missing.name}; install it with: pip install 'softhull[{extra}]'") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})

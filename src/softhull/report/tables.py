@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,6 +12,10 @@ from rich.text import Text
 
 from ..study.point import BoundAtPoint, PointStudy, SideAtPoint
 from ..study.tightness import SIDES, TightnessStudy
+from ..verify.result import Result, Verdict
+
+if TYPE_CHECKING:  # at run time this would load torch for every table
+    from ..formats.describe import Row as NetworkRow
 
 BEST = "bold green"
 ABSENT = Text("-", style="dim")
@@ -106,3 +111,42 @@ def _marked(looseness: Iterable[float | None]) -> list[Text]:
         ABSENT if value is None else Text(f"{value:.3f}" if value < 100 else f"{value:.0f}", BEST * (value <= least))
         for value in values
     ]
+
+
+def network_table(name: str, input_shape: tuple[int, ...], rows: list[NetworkRow]) -> Table:
+    """The nodes of a network and how each is relaxed."""
+    total = sum(row.parameters for row in rows)
+    table = _plain_table(f"{name}: input {list(input_shape)}, {len(rows)} nodes, {total:,} parameters")
+    for heading in ("", "operator", "inputs", "shape", "parameters", "relaxed", "name in the file"):
+        table.add_column(heading, justify="right" if heading in ("", "parameters") else "left")
+    for row in rows:
+        inputs = ", ".join("input" if i < 0 else str(i) for i in row.inputs)
+        shape = " x ".join(map(str, row.shape))
+        table.add_row(str(row.index), row.operator, inputs, shape, f"{row.parameters:,}", row.relaxation, row.node)
+    return table
+
+
+def verdict_table(result: Result) -> Table:
+    """How many instances got which verdict, and what can be done about the rest."""
+    table = _plain_table(f"{len(result)} instances, {result.cpu_seconds:.1f} CPU seconds")
+    table.add_column("verdict")
+    table.add_column("instances", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("meaning")
+    for verdict in Verdict:
+        count = result.count(verdict)
+        if count:
+            share = f"{100 * count / len(result):.1f} %"
+            table.add_row(verdict.value, str(count), share, verdict.advice)
+    return table
+
+
+def radius_table(rows: list[dict[str, Any]]) -> Table:
+    """The largest certified radius of every instance."""
+    table = _plain_table(f"certified radius of {len(rows)} instances")
+    for heading in ("index", "label", "radius"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        radius = "misclassified" if row["radius"] is None else f"{row['radius']:.5g}"
+        table.add_row(str(row["index"]), str(row["label"]), radius)
+    return table

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -73,6 +74,11 @@ class Result:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def renumbered(self, indices: Sequence[int]) -> Result:
+        """The same verdicts under the numbers the instances have elsewhere."""
+        records = tuple(replace(record, index=index) for record, index in zip(self.records, indices))
+        return replace(self, records=records)
 
     def count(self, verdict: Verdict) -> int:
         return sum(record.verdict is verdict for record in self.records)

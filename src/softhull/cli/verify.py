@@ -1,0 +1,190 @@
+"""``softhull verify``: does every perturbed input keep its class?"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import console, show_json, with_progress
+
+if TYPE_CHECKING:
+    from ..formats.network import Network
+    from ..propagate.methods import Linear, Paper
+
+BATCH = 50  # instances between two ticks of the progress bar
+
+
+def parse_indices(text: str | None, count: int) -> list[int]:
+    """``0:500``, ``3``, ``0:10,40:50`` as a list; None is everything."""
+    if text is None:
+        return list(range(count))
+    found: list[int] = []
+    for part in text.split(","):
+        start, colon, stop = part.partition(":")
+        try:
+            first = int(start) if start or not colon else 0
+            last = (int(stop) if stop else count) if colon else first + 1
+        except ValueError:
+            raise click.BadParameter(
+                f"{part!r} is not an index or a range such as 0:500", param_hint="--indices"
+            ) from None
+        if not 0 <= first < last <= count:
+            raise click.BadParameter(f"{part!r} is not within the {count} inputs", param_hint="--indices")
+        found.extend(range(first, last))
+    return found
+
+
+@click.command("verify", short_help="Certify that every perturbed input keeps its class.")
+@click.argument("model", type=click.Path(exists=True, dir_okay=False))
+@click.option("--data", type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10 binary.")
+@click.option("--eps", type=float, help="Radius of the perturbation.")
+@click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all.")
+@click.option("--method", type=click.Choice(["linear", "paper"]), default="linear", show_default=True)
+@click.option("--bound", help="Softmax bound by name, for example hull, lse* or lse*/lse; default: the method's own.")
+@click.option("--optimize", type=click.IntRange(min=0), help="Gradient steps on what stays open; default: 20.")
+@click.option(
+    "--property", "prop", type=click.Choice(["all", "runner-up", "targets"]), default="all", show_default=True
+)
+@click.option("--target", "targets", type=int, multiple=True, help="A class for --property targets; may be repeated.")
+@click.option("--norm", type=click.Choice(["inf", "2", "1"]), default="inf", show_default=True)
+@click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1.")
+@click.option(
+    "--attack/--no-attack", default=None, help="Attack everything / nothing; default: what the bounds leave open."
+)
+@click.option("--radius", is_flag=True, help="Search the largest certified radius up to --eps instead.")
+@click.option(
+    "--vnnlib", type=click.Path(exists=True, dir_okay=False), help="A VNN-LIB property instead of --data and --eps."
+)
+@click.option("--timeout", type=float, help="Seconds after which the best found so far is reported.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
+@click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
+@click.option(
+    "--json", "out", type=click.Path(dir_okay=False), help="Write the records to this file ('-': standard output)."
+)
+def command(
+    model: str,
+    data: str | None,
+    eps: float | None,
+    indices: str | None,
+    method: str,
+    bound: str | None,
+    optimize: int | None,
+    prop: str,
+    targets: tuple[int, ...],
+    norm: str,
+    clip: tuple[float, float] | None,
+    attack: bool | None,
+    radius: bool,
+    vnnlib: str | None,
+    timeout: float | None,
+    seed: int,
+    threads: int | None,
+    out: str | None,
+) -> None:
+    """Certify that every input within a perturbation keeps its class.
+
+    Verdicts: certified; falsified, with a counterexample replayed on the original file; unknown; misclassified; error.
+
+    \b
+    Examples
+      softhull verify MODEL.onnx --data images.npz --eps 0.016 --clip 0 1 --indices 0:100
+      softhull verify MODEL.onnx --data images.npz --eps 0.05 --radius --json radii.json
+      softhull verify MODEL.onnx --vnnlib PROPERTY.vnnlib --timeout 60
+    """
+    import torch
+
+    from ..formats.onnx import load_onnx
+    from ..propagate.methods import find_method
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = find_method(method, bound, optimize)
+    if vnnlib is not None:
+        _property(load_onnx(model), vnnlib, chosen, timeout, seed, out)
+        return
+    if data is None or eps is None:
+        raise click.UsageError("name --data and --eps, or --vnnlib")
+    if prop == "targets" and not targets:
+        raise click.UsageError("--property targets needs at least one --target")
+
+    from ..formats.datasets import load_dataset
+    from ..propagate.perturbation import Perturbation
+
+    perturbation = Perturbation(eps, float(norm), clip)
+    network, dataset = load_onnx(model), load_dataset(data)
+    wanted = parse_indices(indices, len(dataset))
+    question: dict[str, Any] = {"property": prop, "method": chosen}
+    if prop == "targets":
+        question["targets"] = targets
+    if radius:
+        from ..verify.robustness import certified_radius
+
+        found = certified_radius(
+            network, dataset.take(wanted), dataset.y[wanted], perturbation, timeout=timeout, **question
+        )
+        rows = [
+            {"index": i, "label": int(dataset.y[i]), "radius": None if math.isnan(r) else float(r)}
+            for i, r in zip(wanted, found)
+        ]
+        _write(out, {"instances": rows})
+        if out != "-":
+            from ..report.tables import radius_table
+
+            console().print(radius_table(rows))
+        return
+
+    from ..report.tables import verdict_table
+    from ..verify.result import Result
+    from ..verify.robustness import verify_robustness
+
+    records: list[Any] = []
+    cpu = wall = 0.0
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
+    try:
+        for batch in with_progress(batches, len(batches), f"batches of {BATCH}"):
+            left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            x, y = dataset.take(batch), dataset.y[batch]
+            part = verify_robustness(network, x, y, perturbation, timeout=left, attack=attack, seed=seed, **question)
+            records.extend(part.renumbered(batch).records)
+            cpu, wall = cpu + part.cpu_seconds, wall + part.seconds
+    finally:
+        # An interrupt reports what was done, too.
+        result = Result(tuple(records), cpu, wall)
+        _write(out, result.to_dict())
+        if out != "-":
+            console().print(verdict_table(result))
+
+
+def _property(
+    network: Network, path: str, method: Linear | Paper, timeout: float | None, seed: int, out: str | None
+) -> None:
+    from ..formats.vnnlib import load_vnnlib
+    from ..verify.robustness import verify_specification
+
+    found = verify_specification(network, load_vnnlib(path), method, timeout=timeout, seed=seed)
+    _write(
+        out,
+        {
+            "verdict": found.verdict,
+            "bound": found.bound,
+            "witness": None if found.witness is None else found.witness.reshape(-1).tolist(),
+            "outputs": None if found.outputs is None else found.outputs.reshape(-1).tolist(),
+            "cpu_seconds": found.cpu_seconds,
+            "seconds": found.seconds,
+        },
+    )
+    if out != "-":
+        click.echo(found.verdict)
+
+
+def _write(out: str | None, data: Any) -> None:
+    if out == "-":
+        show_json(data)
+    elif out is not None:
+        Path(out).write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")

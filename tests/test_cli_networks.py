@@ -1,0 +1,109 @@
+"""The commands that take a network: inspect and verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
+
+from softhull.cli.app import app
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A network of two classes, the sign of the first input minus the second, and six inputs."""
+    weights = np.array([[1.0, -1.0], [-1.0, 1.0]], dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "W"], ["y"])],
+        "difference",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [numpy_helper.from_array(weights, "W")],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "net.onnx"
+    )
+    x = np.array([[1.0, 0.0], [0.6, 0.5], [0.0, 1.0], [0.2, 0.9], [0.9, 0.1], [0.5, 0.4]])
+    np.savez(tmp_path / "data.npz", x=x, y=np.array([0, 0, 1, 0, 0, 0]))
+    return tmp_path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_verdicts_add_up_and_are_right(folder: Path) -> None:
+    out = folder / "out.json"
+    done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", out)
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    verdicts = [record["verdict"] for record in found["instances"]]
+    assert verdicts == ["certified", "falsified", "certified", "misclassified", "certified", "falsified"]
+    summary = found["summary"]
+    kinds = ("certified", "falsified", "unknown", "misclassified", "error")
+    assert sum(summary[kind] for kind in kinds) == summary["total"] == 6
+    assert "certified" in done.output
+
+
+def test_indices_keep_their_numbers(folder: Path) -> None:
+    done = run(
+        "verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.1, "--indices", "4,1:3", "--json", "-"
+    )
+    assert [record["index"] for record in json.loads(done.stdout)["instances"]] == [4, 1, 2]
+
+
+def test_radius_is_the_distance_to_the_boundary(folder: Path) -> None:
+    done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 1, "--radius", "--json", "-")
+    radii = [record["radius"] for record in json.loads(done.stdout)["instances"]]
+    assert radii[0] == pytest.approx(0.5, abs=2e-3)
+    assert radii[0] <= 0.5
+    assert radii[3] is None
+
+
+def test_a_property_file(folder: Path) -> None:
+    text = "(declare-const X_0 Real)(declare-const X_1 Real)(declare-const Y_0 Real)(declare-const Y_1 Real)"
+    text += "(assert (<= X_0 1))(assert (>= X_0 0.5))(assert (<= X_1 0.4))(assert (>= X_1 0))(assert (<= Y_0 Y_1))"
+    (folder / "safe.vnnlib").write_text(text)
+    (folder / "unsafe.vnnlib").write_text(text.replace("(<= X_1 0.4)", "(<= X_1 0.9)"))
+    assert run("verify", folder / "net.onnx", "--vnnlib", folder / "safe.vnnlib").output.strip() == "unsat"
+    assert run("verify", folder / "net.onnx", "--vnnlib", folder / "unsafe.vnnlib").output.strip() == "sat"
+
+
+def test_inspect_lists_the_nodes(folder: Path) -> None:
+    found = json.loads(run("inspect", folder / "net.onnx", "--json").stdout)
+    assert found["input_shape"] == [1, 2]
+    assert found["nodes"][-1]["shape"] == [1, 2]
+    assert "exact" in run("inspect", folder / "net.onnx").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--eps", "-1"), "eps must be a finite number of at least 0"),
+        (("--eps", "nan"), "eps must be a finite number of at least 0"),
+        (("--eps", "0.1", "--indices", "3:99"), "not within the 6 inputs"),
+        (("--eps", "0.1", "--indices", "a"), "not an index or a range"),
+        (("--eps", "0.1", "--bound", "hul"), "unknown bound 'hul'"),
+        (("--eps", "0.1", "--property", "targets"), "needs at least one --target"),
+        ((), "name --data and --eps, or --vnnlib"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
+    (folder / "bad.onnx").write_bytes(b"not a network")
+    (folder / "bad.npz").write_bytes(b"PK not really")
+    for model, data in (("bad.onnx", "data.npz"), ("net.onnx", "bad.npz"), ("gone.onnx", "data.npz")):
+        done = run("verify", folder / model, "--data", folder / data, "--eps", 0.1)
+        assert done.exit_code == 2
+        assert len(done.output.strip().splitlines()) == 1
