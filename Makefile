@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test check bench paper clean
+.PHONY: install demo test check bench paper paper-sample clean
 
 install: $(STAMP)
 
@@ -21,11 +21,16 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# One thread per worker: the tests run side by side.
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not paper"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not paper"
 
+# The paper's networks and recorded results, from the folder SOFTHULL_PAPER_DIR names: all of them, or a fixed sample.
 paper: install
-	$(BIN)/python -m pytest -m paper
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m paper
+
+paper-sample: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "paper and not slow"
 
 bench: install
 	$(BIN)/python -m benchmarks
