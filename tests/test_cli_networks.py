@@ -107,3 +107,30 @@ def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
         done = run("verify", folder / model, "--data", folder / data, "--eps", 0.1)
         assert done.exit_code == 2
         assert len(done.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", "confidence", "error", "margin"])
+def test_scores_are_bracketed(folder: Path, score: str) -> None:
+    model, data = folder / "net.onnx", folder / "data.npz"
+    done = run("uncertainty", model, model, "--data", data, "--eps", 0.05, "--score", score, "--json", "-")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [record["index"] for record in found["instances"]] == list(range(6))
+    sign = -1 if score == "margin" else 1
+    for record in found["instances"]:
+        assert sign * record["bound"] >= sign * record["attack"] >= sign * record["clean"] - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--eps", "-0.1"), "eps must be"),
+        (("--eps", "0.1", "--score", "nil"), "nil"),
+        (("--eps", "0.1", "--bound", "hul"), "hul"),
+    ],
+)
+def test_bad_scores_are_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run("uncertainty", folder / "net.onnx", "--data", folder / "data.npz", *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert len(done.output.strip().splitlines()) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -64,6 +65,34 @@ def _finite(data: Any) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         return None
     return data
+
+
+def parse_indices(text: str | None, count: int) -> list[int]:
+    """``0:500``, ``3``, ``0:10,40:50`` as a list; None is everything."""
+    if text is None:
+        return list(range(count))
+    found: list[int] = []
+    for part in text.split(","):
+        start, colon, stop = part.partition(":")
+        try:
+            first = int(start) if start or not colon else 0
+            last = (int(stop) if stop else count) if colon else first + 1
+        except ValueError:
+            raise click.BadParameter(
+                f"{part!r} is not an index or a range such as 0:500", param_hint="--indices"
+            ) from None
+        if not 0 <= first < last <= count:
+            raise click.BadParameter(f"{part!r} is not within the {count} inputs", param_hint="--indices")
+        found.extend(range(first, last))
+    return found
+
+
+def write_json(out: str | None, data: Any) -> None:
+    """Records to a file, to standard output (``-``) or nowhere (None)."""
+    if out == "-":
+        show_json(data)
+    elif out is not None:
+        Path(out).write_text(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
 
 
 def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:

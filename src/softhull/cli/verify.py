@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import console, show_json, with_progress
+from .options import console, parse_indices, with_progress, write_json
 
 if TYPE_CHECKING:
     from ..formats.network import Network
     from ..propagate.methods import Linear, Paper
 
 BATCH = 50  # instances between two ticks of the progress bar
-
-
-def parse_indices(text: str | None, count: int) -> list[int]:
-    """``0:500``, ``3``, ``0:10,40:50`` as a list; None is everything."""
-    if text is None:
-        return list(range(count))
-    found: list[int] = []
-    for part in text.split(","):
-        start, colon, stop = part.partition(":")
-        try:
-            first = int(start) if start or not colon else 0
-            last = (int(stop) if stop else count) if colon else first + 1
-        except ValueError:
-            raise click.BadParameter(
-                f"{part!r} is not an index or a range such as 0:500", param_hint="--indices"
-            ) from None
-        if not 0 <= first < last <= count:
-            raise click.BadParameter(f"{part!r} is not within the {count} inputs", param_hint="--indices")
-        found.extend(range(first, last))
-    return found
 
 
 @click.command("verify", short_help="Certify that every perturbed input keeps its class.")
@@ -131,7 +109,7 @@ def command(
             {"index": i, "label": int(dataset.y[i]), "radius": None if math.isnan(r) else float(r)}
             for i, r in zip(wanted, found)
         ]
-        _write(out, {"instances": rows})
+        write_json(out, {"instances": rows})
         if out != "-":
             from ..report.tables import radius_table
 
@@ -156,7 +134,7 @@ def command(
     finally:
         # An interrupt reports what was done, too.
         result = Result(tuple(records), cpu, wall)
-        _write(out, result.to_dict())
+        write_json(out, result.to_dict())
         if out != "-":
             console().print(verdict_table(result))
 
@@ -168,7 +146,7 @@ def _property(
     from ..verify.robustness import verify_specification
 
     found = verify_specification(network, load_vnnlib(path), method, timeout=timeout, seed=seed)
-    _write(
+    write_json(
         out,
         {
             "verdict": found.verdict,
@@ -181,10 +159,3 @@ def _property(
     )
     if out != "-":
         click.echo(found.verdict)
-
-
-def _write(out: str | None, data: Any) -> None:
-    if out == "-":
-        show_json(data)
-    elif out is not None:
-        Path(out).write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")

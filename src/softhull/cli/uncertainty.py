@@ -1,0 +1,83 @@
+"""``softhull uncertainty``: how bad can the score of an ensemble get?"""
+
+from __future__ import annotations
+
+import click
+
+from .options import console, parse_indices, write_json
+
+
+@click.command("uncertainty", short_help="Certify the worst score of a classifier or ensemble.")
+@click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--data", required=True, type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10."
+)
+@click.option("--eps", required=True, type=float, help="Radius of the perturbation.")
+@click.option("--score", default="nll", show_default=True, help="nll, brier, confidence, error, margin or entropy.")
+@click.option("--indices", help="Which inputs, for example 0:100; default: all.")
+@click.option(
+    "--bound", default="all", show_default=True, help="Softmax bounds, for example hull, er/lse, or all of them."
+)
+@click.option("--method", type=click.Choice(["dual", "lp", "conic"]), default="dual", show_default=True)
+@click.option("--norm", type=click.Choice(["inf", "2", "1"]), default="inf", show_default=True)
+@click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1.")
+@click.option("--separate", is_flag=True, help="Let every network choose its own input: looser, cheaper.")
+@click.option("--timeout", type=float, help="Seconds after which the best found so far is reported.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
+@click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
+@click.option(
+    "--json", "out", type=click.Path(dir_okay=False), help="Write the records to this file ('-': standard output)."
+)
+def command(
+    models: tuple[str, ...],
+    data: str,
+    eps: float,
+    score: str,
+    indices: str | None,
+    bound: str,
+    method: str,
+    norm: str,
+    clip: tuple[float, float] | None,
+    separate: bool,
+    timeout: float | None,
+    seed: int,
+    threads: int | None,
+    out: str | None,
+) -> None:
+    """A certified bound on the score of the mean probabilities of MODELS, with an attack beside it.
+
+    \b
+    Examples
+      softhull uncertainty MODEL.onnx --data images.npz --eps 0.008 --clip 0 1 --indices 0:100
+      softhull uncertainty net-*.onnx --data images.npz --eps 0.016 --clip 0 1 --score brier --json scores.json
+    """
+    import torch
+
+    from ..formats.datasets import load_dataset
+    from ..formats.onnx import load_onnx
+    from ..propagate.perturbation import Perturbation
+    from ..verify.uncertainty import verify_uncertainty
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    perturbation = Perturbation(eps, float(norm), clip)
+    networks, dataset = [load_onnx(model) for model in models], load_dataset(data)
+    wanted = parse_indices(indices, len(dataset))
+    found = verify_uncertainty(
+        networks,
+        torch.from_numpy(dataset.take(wanted)),
+        torch.from_numpy(dataset.y[wanted]),
+        perturbation,
+        score,
+        method,
+        bound,
+        separate,
+        timeout=timeout,
+        seed=seed,
+    )
+    answer = found.to_dict()
+    for record, index in zip(answer["instances"], wanted):
+        record["index"] = index
+    write_json(out, answer)
+    if out != "-":
+        console().print(f"{found}; {found.cpu_seconds:.1f} CPU seconds")
