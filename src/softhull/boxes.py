@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, is_traced, maximum, minimum, namespace, pick
+from ._arrays import Array, clip, is_traced, maximum, minimum, namespace, pick
 from .errors import InvalidInput
 
 # exp(-MASKED_GAP) is zero in every floating-point format, so a logit this far below all others has
@@ -88,7 +88,9 @@ class Box:
 
     @cached_property
     def midpoint(self) -> Array:
-        return self.lower + self.half_width
+        """The midpoint, moved by a rounding error to where it is a number in the caller's coordinates, too."""
+        there = self.lower + self.half_width + self.shift
+        return clip(there - self.shift, self.lower, self.upper)
 
     @cached_property
     def half_width(self) -> Array:

@@ -27,7 +27,7 @@ def _reciprocal_of_chords(d: Array, lower: Array, upper: Array, own: Array) -> R
 
 def er_upper(box: Box, at: Array, outputs: Array | None = None) -> LowRankPlanes:
     """Concave upper bound, the chord of 1/q over the range of q = SE(x - x_k); equation (ER_UB)."""
-    return upper_planes(box, at, chord_of_reciprocal)
+    return upper_planes(box, at, outputs, chord_of_reciprocal)
 
 
 def chord_of_reciprocal(v: Array, lowest: Array, highest: Array) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ from array_api_compat import is_jax_array
 from .._arrays import Array, clip, limits, logsumexp, maximum, minimum, namespace, one_hot, pick
 from ..boxes import Box
 from .log_odds import upper_planes
-from .planes import LowRankPlanes
+from .planes import LowRankPlanes, restrict
 from .rest import rest_of
 from .share_envelope import Rectangle, smallest_slope, supporting_plane, touching_value
 from .sigmoid_envelope import concave_envelope
@@ -31,7 +31,7 @@ def hull_upper(box: Box, at: Array, outputs: Array | None = None, tangent: Array
 
     ``tangent`` (one log-odds value per output) is free: where on the envelope the plane touches.
     """
-    return upper_planes(box, at, concave_envelope, tangent)
+    return upper_planes(box, at, outputs, concave_envelope, tangent)
 
 
 def hull_lower(
@@ -49,17 +49,17 @@ def hull_lower(
     optimal for what is.
     """
     if w is None and alpha is None and gamma is None and _worth_splitting(box, at):
-        return _in_pieces(box, at)
+        return _in_pieces(box, at, outputs)
     xp = namespace(at)
     shared: list[Candidate] = []  # planes for all outputs
     alone: list[Single] = []  # the best plane so far of outputs worked out alone
 
-    def attempt(reference: Reference, outputs: list[Array], for_all: bool, dominant: bool = False) -> None:
+    def attempt(reference: Reference, singles: list[Array], for_all: bool, dominant: bool = False) -> None:
         """One reference for all outputs and for some alone; its arrays are gone before the next one comes."""
         terms = _terms(box, at, reference)
         if for_all:
-            shared.append(_all_outputs(terms, alpha, gamma))
-        for k in [*outputs, xp.argmax(terms.slope, axis=-1)] if dominant else outputs:
+            shared.append(_together(terms, outputs, alpha, gamma))
+        for k in [*singles, xp.argmax(terms.slope, axis=-1)] if dominant else singles:
             own_alpha, own_gamma = (None if f is None else pick(f + xp.zeros_like(at), k) for f in (alpha, gamma))
             plane = _one_output(terms, k, own_alpha, own_gamma)
             known = [i for i, single in enumerate(alone) if single.k is k]
@@ -70,7 +70,7 @@ def hull_lower(
 
     if w is not None or alpha is not None or gamma is not None:
         attempt(_plain(box) if w is None else _weighted(box, w), [], for_all=True, dominant=True)
-        return _merge(at, shared, alone)
+        return _merge(at, outputs, shared, alone)
 
     middle = box.midpoint
     first = xp.argmax(middle, axis=-1)
@@ -88,7 +88,7 @@ def hull_lower(
         attempt(_relative(box, first, _best_weight(middle, half_first), to_first), [], True)
         attempt(_relative(box, second, _best_weight(without_first, half_second), to_second), [first], False)
         attempt(_relative(box, first, _best_weight(without_second, half_first), to_first), [second], False)
-    return _merge(at, shared, alone)
+    return _merge(at, outputs, shared, alone)
 
 
 PIECE = 1 << 16  # numbers; some forty arrays of this size are alive at once and should stay near the processor
@@ -99,7 +99,7 @@ def _worth_splitting(box: Box, at: Array) -> bool:
     return plain and math.prod(at.shape) > max(PIECE, at.shape[-1])
 
 
-def _in_pieces(box: Box, at: Array) -> LowRankPlanes:
+def _in_pieces(box: Box, at: Array, outputs: Array | None) -> LowRankPlanes:
     """The same planes, some boxes at a time."""
     xp = namespace(at)
     K = at.shape[-1]
@@ -108,7 +108,8 @@ def _in_pieces(box: Box, at: Array) -> LowRankPlanes:
     step = max(1, PIECE // K)
     for i in range(0, lower.shape[0], step):
         piece = Box(lower[i : i + step, :], upper[i : i + step, :], box.shift)
-        pieces.append(hull_lower(piece, piece.midpoint if at is box.midpoint else point[i : i + step, :]))
+        here = piece.midpoint if at is box.midpoint else point[i : i + step, :]
+        pieces.append(hull_lower(piece, here, outputs))
 
     def joined(parts: list[Array]) -> Array:
         whole = xp.concat(parts, axis=0)
@@ -120,6 +121,7 @@ def _in_pieces(box: Box, at: Array) -> LowRankPlanes:
         joined([piece.diagonal for piece in pieces]),
         joined([piece.left for piece in pieces]),
         joined([piece.right for piece in pieces]),
+        outputs=outputs,
     )
 
 
@@ -282,8 +284,8 @@ def _better(a: Single, b: Single) -> Single:
     return Single(a.k, xp.where(better, b.value, a.value), xp.where(better, b.row, a.row))
 
 
-def _all_outputs(terms: Terms, alpha: Array | None = None, gamma: Array | None = None) -> Candidate:
-    """Planes for all outputs with common reference weights, save those whose own chord dominates the sum."""
+def _together(terms: Terms, outputs: Array | None, alpha: Array | None, gamma: Array | None) -> Candidate:
+    """Planes for the outputs with common reference weights, save those whose own chord dominates the sum."""
     xp = namespace(terms.d)
     reference, slope = terms.reference, terms.slope
     total_slope = xp.sum(slope, axis=-1, keepdims=True)
@@ -298,18 +300,27 @@ def _all_outputs(terms: Terms, alpha: Array | None = None, gamma: Array | None =
         radius = others + xp.abs(slope_J - theta * rest_slope) * h_J
     if reference.logit is not None:
         usable = usable & ~one_hot(reference.logit, slope)  # J itself is worked out alone, with another reference
-    here = rest_of(terms.chord)
-    middle = here if terms.chord_at_middle is terms.chord else rest_of(terms.chord_at_middle)
-    s = Sum(here, rest_of(terms.least), rest_of(terms.most), middle, radius, terms.top)
-    alpha, gamma, value = _supported(terms.inside, reference.lower, reference.upper, s, alpha, gamma)
+
+    def some(part: Array) -> Array:
+        return restrict(part, outputs)
+
+    here = some(rest_of(terms.chord))
+    middle = here if terms.chord_at_middle is terms.chord else some(rest_of(terms.chord_at_middle))
+    least, most = some(rest_of(terms.least)), some(rest_of(terms.most))
+    s = Sum(here, least, most, middle, None if radius is None else some(radius), terms.top)
+    y, a, b = some(terms.inside), some(reference.lower), some(reference.upper)
+    alpha, gamma = (None if free is None else some(free + 0 * terms.d) for free in (alpha, gamma))
+    alpha, gamma, value = _supported(y, a, b, s, alpha, gamma)
+    own_slope, rest_slope = some(slope), some(rest_slope)
     if not terms.in_box:
         excess = terms.d - terms.inside
-        value = value + alpha * excess - gamma * (xp.sum(slope * excess, axis=-1, keepdims=True) - slope * excess)
+        along = xp.sum(slope * excess, axis=-1, keepdims=True) - some(slope * excess)
+        value = value + alpha * some(excess) - gamma * along
     columns, rows = [-gamma], [slope]
     if reference.direction is not None:
         columns.append(reference.theta * (gamma * rest_slope - alpha))
         rows.append(reference.direction)
-    return Candidate(xp.where(usable, value, -xp.inf), alpha + gamma * slope, columns, rows)
+    return Candidate(xp.where(some(usable), value, -xp.inf), alpha + gamma * own_slope, columns, rows)
 
 
 def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> Single:
@@ -338,20 +349,21 @@ def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array
     return Single(k, value[..., None], row)
 
 
-def _merge(at: Array, shared: list[Candidate], alone: list[Single]) -> LowRankPlanes:
+def _merge(at: Array, outputs: Array | None, shared: list[Candidate], alone: list[Single]) -> LowRankPlanes:
     """For every output the plane with the largest value; their low-rank parts are put side by side."""
     xp = namespace(at)
-    value = xp.full_like(alone[0].row, -xp.inf)
+    owns = [restrict(one_hot(single.k, at), outputs) for single in alone]
+    value = xp.full_like(restrict(alone[0].row, outputs), -xp.inf)
     for candidate in shared:
         value = xp.maximum(value, candidate.value)
-    for single in alone:
-        value = xp.maximum(value, xp.where(one_hot(single.k, at), single.value, -xp.inf))
+    for single, own in zip(alone, owns):
+        value = xp.maximum(value, xp.where(own, single.value, -xp.inf))
     nothing = xp.zeros_like(value)
     taken, diagonal = nothing > 0, nothing
     columns: list[Array] = []
     rows: list[Array] = []
-    for single in alone:
-        mine = one_hot(single.k, at) & (single.value == value) & ~taken
+    for single, own in zip(alone, owns):
+        mine = own & (single.value == value) & ~taken
         taken = taken | mine
         columns.append(xp.astype(mine, at.dtype))
         rows.append(single.row)
@@ -367,5 +379,5 @@ def _merge(at: Array, shared: list[Candidate], alone: list[Single]) -> LowRankPl
             else:
                 columns.append(column)
                 rows.append(row)
-    right = xp.stack([xp.broadcast_to(row, value.shape) for row in rows], axis=-2)
-    return LowRankPlanes(at, value, diagonal, xp.stack(columns, axis=-1), right)
+    right = xp.stack([xp.broadcast_to(row, alone[0].row.shape) for row in rows], axis=-2)
+    return LowRankPlanes(at, value, diagonal, xp.stack(columns, axis=-1), right, outputs=outputs)

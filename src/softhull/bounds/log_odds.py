@@ -14,7 +14,7 @@ from array_api_compat import is_jax_array
 
 from .._arrays import Array, clip, constant, in_chunks, logsumexp, namespace
 from ..boxes import Box, Differences
-from .planes import LowRankPlanes
+from .planes import LowRankPlanes, restrict
 from .rest import leave_one_out_logsumexp
 
 # (v, v_lo, v_hi) -> (value, slope) of a concave increasing majorant of the sigmoid on [v_lo, v_hi]
@@ -72,22 +72,25 @@ def _log_odds(x: Array) -> tuple[Array, RestAverage]:
     return v, RestAverage(-share * terms, [share, alone], [terms, xp.exp(others - log_others)])
 
 
-def upper_planes(box: Box, at: Array, majorant: Majorant, tangent: Array | None = None) -> LowRankPlanes:
-    """Tangent planes at ``at`` of ``majorant(v_k(x))`` for all outputs.
+def upper_planes(
+    box: Box, at: Array, outputs: Array | None, majorant: Majorant, tangent: Array | None = None
+) -> LowRankPlanes:
+    """Tangent planes at ``at`` of ``majorant(v_k(x))`` for some outputs (an index array) or all of them.
 
     ``tangent`` moves the point on the v axis where the majorant is linearised (default: ``v(at)``); it is clipped
     to the range of ``v``, which with difference bounds may leave ``v(at)`` outside.
     """
     xp = namespace(at)
-    lowest, highest = log_odds_range(box)
     v, rest = _log_odds(at)
-    touch = clip(v if tangent is None else tangent, lowest, highest)
+    lowest, highest, v = (restrict(part, outputs) for part in (*log_odds_range(box), v))
+    touch = clip(v if tangent is None else restrict(tangent + 0 * at, outputs), lowest, highest)
     value, slope = majorant(touch, lowest, highest)
     value = value + slope * (v - touch)
     return LowRankPlanes(
         at=at,
         value=value,
-        diagonal=slope * (1 - rest.diagonal),
-        left=xp.stack([-slope * column for column in rest.left], axis=-1),
+        diagonal=slope * (1 - restrict(rest.diagonal, outputs)),
+        left=xp.stack([-slope * restrict(column, outputs) for column in rest.left], axis=-1),
         right=xp.stack(rest.right, axis=-2),
+        outputs=outputs,
     )

@@ -103,7 +103,7 @@ def lse_prime_lower(box: Box, at: Array, outputs: Array | None = None) -> LowRan
 
 def lse_upper(box: Box, at: Array, outputs: Array | None = None) -> LowRankPlanes:
     """Concave upper bound, the chord of exp over the range of log p_k; equation (LSE_UB)."""
-    return upper_planes(box, at, chord_of_exponential)
+    return upper_planes(box, at, outputs, chord_of_exponential)
 
 
 def chord_of_exponential(v: Array, lowest: Array, highest: Array) -> tuple[Array, Array]:

@@ -16,6 +16,11 @@ from dataclasses import dataclass, replace
 from .._arrays import Array, device, in_chunks, namespace
 
 
+def restrict(array: Array, outputs: Array | None) -> Array:
+    """Some entries of the last axis (an index array), or all of them (None)."""
+    return array if outputs is None else namespace(array).take(array, outputs, axis=-1)
+
+
 class Planes(ABC):
     """One plane per covered output.
 

@@ -12,7 +12,7 @@ from .._arrays import Array, device, namespace, sigmoid
 from ..boxes import Box, as_arrays, make_box, masked_out, place_inside
 from ..errors import InvalidInput
 from .log_odds import log_odds_range
-from .planes import LowRankPlanes, Planes, SinglePlane, choose
+from .planes import LowRankPlanes, Planes, SinglePlane, choose, restrict
 from .table import Side, find_bound
 
 Outputs = int | Sequence[int] | None
@@ -67,7 +67,7 @@ def softmax_planes(
     with coefficient vectors from both sides without forming A. ``free`` are free parameters of the bound, each choice
     sound: for the hull ``w``, ``alpha``, ``gamma`` (lower) and ``tangent`` (upper).
     """
-    box, at, chosen, single = _prepare(lower, upper, at, "at", outputs, differences)
+    box, point, chosen, single = _prepare(lower, upper, at, "at", outputs, differences)
     row = find_bound(bound)
     known = {name for side in (row.lower, row.upper) if side for name in side.free}
     if unknown := sorted(set(free) - known):
@@ -78,8 +78,8 @@ def softmax_planes(
         if side is None:
             return None
         mine = {name: value for name, value in given.items() if name in side.free}
-        found = _evaluate(side, bound, box, at, chosen, from_below, mine, flatten=True)
-        anchor = masked_out(box, found.at + box.shift)
+        found = _evaluate(side, bound, box, point, chosen, from_below, mine, flatten=True)
+        anchor = masked_out(box, found.at + box.shift if at is None else as_arrays(at=at, lower=box.lower)["at"])
         found = replace(found, at=anchor, masked=box.masked)  # type: ignore[type-var]
         return SinglePlane(found) if single else found
 
@@ -132,7 +132,7 @@ def _evaluate(
     if box.size == 1:
         return _select(_certain(at), outputs)
     planes = side.tangent(box, at, outputs, **free)
-    if isinstance(planes, LowRankPlanes):
+    if isinstance(planes, LowRankPlanes) and planes.outputs is None:
         planes = _select(planes, outputs)
     return _guard(planes, box, outputs, from_below, flatten)
 
@@ -152,14 +152,11 @@ def _guard(planes: Any, box: Box, outputs: Array | None, from_below: bool, flatt
     """Masked outputs are 0; planes too steep to be written in floating point become the constant bound."""
     xp = namespace(planes.value)
 
-    def restrict(array: Array) -> Array:
-        return array if outputs is None else xp.take(array, outputs, axis=-1)
-
     if flatten and planes.steep is not None:
-        extreme = restrict(sigmoid(log_odds_range(box)[0 if from_below else 1]))
+        extreme = restrict(sigmoid(log_odds_range(box)[0 if from_below else 1]), outputs)
         planes = replace(planes, value=xp.where(planes.steep, extreme, planes.value))
     if box.masked is not None:
-        silent = restrict(box.masked)
+        silent = restrict(box.masked, outputs)
         planes = replace(planes, value=xp.where(silent, xp.zeros_like(planes.value), planes.value))
         if isinstance(planes, LowRankPlanes):
             nothing = xp.zeros_like(planes.diagonal)
