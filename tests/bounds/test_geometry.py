@@ -335,6 +335,20 @@ def test_many_logits_take_linear_memory() -> None:
                 assert (sign * (side(x) - target) <= 1e-12 * target).all(), name
 
 
+@pytest.mark.parametrize("outputs", [None, [1, 3]])
+def test_large_batches_are_worked_out_in_pieces(outputs: list[int] | None) -> None:
+    """The pieces join to what each box gives alone, at the midpoint and elsewhere, whatever the shift of a box."""
+    rng = np.random.default_rng(11)
+    middle = rng.normal(0, 2, (3, 8000, 5)) + 100 * rng.normal(size=(3, 8000, 1))
+    lower, upper = middle - rng.uniform(0.1, 1, middle.shape), middle + rng.uniform(0.1, 1, middle.shape)
+    for at in (None, rng.uniform(lower, upper)):
+        whole = softmax_planes(lower, upper, at=at, outputs=outputs).lower
+        some = np.s_[2, 7000:7005]
+        alone = softmax_planes(lower[some], upper[some], at=None if at is None else at[some], outputs=outputs).lower
+        np.testing.assert_allclose(whole.value[some], alone.value, rtol=1e-8)
+        np.testing.assert_allclose(whole.dense()[0][some], alone.dense()[0], atol=1e-5)
+
+
 def test_sides_that_do_not_exist_are_none() -> None:
     planes = softmax_planes([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], "lse*")
     assert planes.upper is None

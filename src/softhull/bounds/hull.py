@@ -104,10 +104,11 @@ def _in_pieces(box: Box, at: Array, outputs: Array | None) -> LowRankPlanes:
     xp = namespace(at)
     K = at.shape[-1]
     lower, upper, point = (xp.reshape(a, (-1, K)) for a in (box.lower, box.upper, at))
+    shift = xp.reshape(box.shift, (-1, 1))
     pieces = []
     step = max(1, PIECE // K)
     for i in range(0, lower.shape[0], step):
-        piece = Box(lower[i : i + step, :], upper[i : i + step, :], box.shift)
+        piece = Box(lower[i : i + step, :], upper[i : i + step, :], shift[i : i + step, :])
         here = piece.midpoint if at is box.midpoint else point[i : i + step, :]
         pieces.append(hull_lower(piece, here, outputs))
 
