@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, clip, is_traced, maximum, minimum, namespace, pick
+from ._arrays import Array, clip, device, is_traced, maximum, minimum, namespace, pick
 from .errors import InvalidInput
 
 # exp(-MASKED_GAP) is zero in every floating-point format, so a logit this far below all others has
@@ -156,7 +156,7 @@ def _make_differences(box: Box, low: Array, high: Array) -> Differences:
             raise InvalidInput(f"{name} must have shape (..., {K}, {K}), got {tuple(array.shape)}")
     box_low = box.lower[..., :, None] - box.upper[..., None, :]
     box_high = box.upper[..., :, None] - box.lower[..., None, :]
-    diagonal = xp.eye(K, dtype=low.dtype) > 0
+    diagonal = xp.eye(K, dtype=low.dtype, device=device(low)) > 0
     free = diagonal
     if box.masked is not None:  # differences with a masked logit are infinite; its stand-in speaks for it
         free = free | box.masked[..., :, None] | box.masked[..., None, :]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from array_api_compat import is_jax_array
 
-from .._arrays import Array, clip, constant, in_chunks, logsumexp, namespace
+from .._arrays import Array, clip, constant, device, in_chunks, logsumexp, namespace
 from ..boxes import Box, Differences
 from .planes import LowRankPlanes, restrict
 from .rest import leave_one_out_logsumexp
@@ -33,7 +33,7 @@ def log_odds_range(box: Box) -> tuple[Array, Array]:
 def _range_from_differences(known: Differences) -> tuple[Array, Array]:
     xp = namespace(known.lower)
     K = int(known.lower.shape[-1])
-    own = xp.eye(K, dtype=known.lower.dtype) > 0
+    own = xp.eye(K, dtype=known.lower.dtype, device=device(known.lower)) > 0
 
     def columns(i: int, j: int) -> tuple[Array, Array]:
         itself = own[:, i:j]
