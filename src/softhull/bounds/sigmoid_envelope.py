@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._arrays import Array, constant, limits, maximum, namespace, sigmoid
+from .._arrays import Array, constant, limits, maximum, namespace, sigmoid, where_true
 
 NEWTON_STEPS = 3  # from the starting point below, enough for full double precision (tested)
 
@@ -46,7 +46,10 @@ def tangent_point(start: Array) -> tuple[Array, Array]:
 def concave_envelope(v: Array, lowest: Array, highest: Array) -> tuple[Array, Array]:
     """Value and slope at ``v`` of the least concave majorant of the sigmoid on ``[lowest, highest]``."""
     xp = namespace(v)
-    below, above = tangent_point(lowest)
+    # Only where the sigmoid bends within the interval is there a tangent point to find.
+    zero = xp.zeros_like(lowest)
+    otherwise = zero, xp.where(lowest < 0, xp.inf, zero)
+    below, above = where_true((lowest < 0) & (highest > 0), tangent_point, (lowest,), otherwise)
     at_lowest = sigmoid(lowest)
     at_below = sigmoid(below)
     slope_of_chord = xp.where(highest < above, chord_slope(lowest, highest), at_below * (1 - at_below))
