@@ -114,8 +114,8 @@ _ROWS = (
     Bound("lse'", _paper(lse_prime_lower, _CONVEX, "LSE_LBalt"), None, "log-sum-exp of the rest"),
     Bound(
         "hull",
-        Side(hull_lower, _CONVEX, _NEAR, "docs/mathematics: lower hull", free=("w", "alpha", "gamma")),
-        Side(hull_upper, _CONCAVE, _NEAR, "docs/mathematics: upper hull", True, free=("tangent",)),
+        Side(hull_lower, _CONVEX, _NEAR, "docs/mathematics.md, lower hull", free=("w", "alpha", "gamma")),
+        Side(hull_upper, _CONCAVE, _NEAR, "docs/mathematics.md, upper hull", True, free=("tangent",)),
         "the envelopes in the log-odds and in (y, s)",
     ),
 )
