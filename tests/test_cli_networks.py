@@ -100,6 +100,23 @@ def test_bad_input_is_one_line_and_exit_code_two(folder: Path, arguments: tuple[
     assert len(done.output.strip().splitlines()) == 1
 
 
+def test_bad_input_leaves_earlier_results_alone(folder: Path) -> None:
+    out = folder / "out.json"
+    out.write_text("earlier results")
+    np.savez(folder / "wide.npz", x=np.zeros((2, 7)), y=np.zeros(2, dtype=int))
+    done = run("verify", folder / "net.onnx", "--data", folder / "wide.npz", "--eps", 0.1, "--json", out)
+    assert done.exit_code == 2
+    assert len(done.output.strip().splitlines()) == 1
+    assert out.read_text() == "earlier results"
+
+
+def test_an_unwritable_file_still_shows_the_verdicts(folder: Path) -> None:
+    out = folder / "missing" / "out.json"
+    done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", out)
+    assert done.exit_code == 2
+    assert "certified" in done.output
+
+
 def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
     (folder / "bad.onnx").write_bytes(b"not a network")
     (folder / "bad.npz").write_bytes(b"PK not really")

@@ -122,6 +122,13 @@ def command(
 
     records: list[Any] = []
     cpu = wall = 0.0
+
+    def report() -> None:
+        result = Result(tuple(records), cpu, wall)
+        if out != "-":  # first the table: a file that cannot be written must not take the answer with it
+            console().print(verdict_table(result))
+        write_json(out, result.to_dict())
+
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
     try:
@@ -131,12 +138,11 @@ def command(
             part = verify_robustness(network, x, y, perturbation, timeout=left, attack=attack, seed=seed, **question)
             records.extend(part.renumbered(batch).records)
             cpu, wall = cpu + part.cpu_seconds, wall + part.seconds
-    finally:
-        # An interrupt reports what was done, too.
-        result = Result(tuple(records), cpu, wall)
-        write_json(out, result.to_dict())
-        if out != "-":
-            console().print(verdict_table(result))
+    except KeyboardInterrupt:
+        if records:  # an interrupt reports what was done
+            report()
+        raise
+    report()
 
 
 def _property(
