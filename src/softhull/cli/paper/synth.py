@@ -1,4 +1,4 @@
-"""``softhull paper``: the tables and figures of the paper, computed again."""
+"""``softhull paper synth``: gaps of all bounds on synthetic input regions."""
 
 from __future__ import annotations
 
@@ -7,23 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import with_progress, workers_option
+from ..options import with_progress, workers_option
 
 if TYPE_CHECKING:
-    from ..paper.synth import SynthStudy
+    from ...paper.synth import SynthStudy
 
 
-@click.group("paper", short_help="The tables and figures of the paper, computed again.")
-def command() -> None:
-    """The tables and figures of Wei et al. 2023, with the new bounds beside.
-
-    \b
-    Example
-      softhull paper synth --out out/synth --regions 20 --points 200
-    """
-
-
-@command.command()
+@click.command("synth", short_help="Section 6: gaps of all bounds on synthetic regions.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -35,7 +25,7 @@ def command() -> None:
 @click.option("--points", type=click.IntRange(min=1), default=1000, show_default=True, help="Per region.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of regions and points.")
 @workers_option
-def synth(out: Path, regions: int, points: int, seed: int, workers: int) -> None:
+def command(out: Path, regions: int, points: int, seed: int, workers: int) -> None:
     """Section 6 and its appendix: mean gaps of all bounds on synthetic input regions.
 
     Every panel is written as CSV, PNG and SVG: the main figure (K = 16 over mu, box plots over K), the linearised
@@ -46,8 +36,8 @@ def synth(out: Path, regions: int, points: int, seed: int, workers: int) -> None
     Example
       softhull paper synth --out out/synth
     """
-    from ..paper.synth import SynthStudy, figure_plans
-    from ..report.figures import matplotlib
+    from ...paper.synth import SynthStudy, figure_plans
+    from ...report.figures import matplotlib
 
     matplotlib()  # Missing: say so now, not after minutes of work.
     out.mkdir(parents=True, exist_ok=True)
@@ -63,7 +53,7 @@ def synth(out: Path, regions: int, points: int, seed: int, workers: int) -> None
 
 
 def _write(study: SynthStudy, out: Path, total: int, workers: int) -> None:
-    from ..report.synth_figures import drawings, write_drawings
+    from ...report.synth_figures import drawings, write_drawings
 
     tables = study.write_csv(out)
     planned = drawings(study, out)
