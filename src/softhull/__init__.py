@@ -15,6 +15,7 @@ from .bounds.table import Bound as Bound
 from .bounds.table import Curvature as Curvature
 from .bounds.table import Exactness as Exactness
 from .bounds.vertex import softmax_extrema as softmax_extrema
+from .data import bundled as bundled
 from .errors import InvalidInput as InvalidInput
 from .errors import MissingExtra as MissingExtra
 from .errors import SofthullError as SofthullError
