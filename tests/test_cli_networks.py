@@ -57,6 +57,18 @@ def test_indices_keep_their_numbers(folder: Path) -> None:
     assert [record["index"] for record in json.loads(done.stdout)["instances"]] == [4, 1, 2]
 
 
+def test_an_interrupt_ends_the_run_with_what_was_done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("softhull.verify.prove._attack", interrupted)
+    monkeypatch.setattr("softhull.cli.verify.BATCH", 2)
+    done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", "-")
+    assert done.exit_code == 130
+    verdicts = [record["verdict"] for record in json.loads(done.stdout)["instances"]]
+    assert verdicts == ["certified", "unknown"]  # the first batch only
+
+
 def test_radius_is_the_distance_to_the_boundary(folder: Path) -> None:
     done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 1, "--radius", "--json", "-")
     radii = [record["radius"] for record in json.loads(done.stdout)["instances"]]

@@ -138,6 +138,8 @@ def command(
             part = verify_robustness(network, x, y, perturbation, timeout=left, attack=attack, seed=seed, **question)
             records.extend(part.renumbered(batch).records)
             cpu, wall = cpu + part.cpu_seconds, wall + part.seconds
+            if part.interrupted:
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
         if records:  # an interrupt reports what was done
             report()

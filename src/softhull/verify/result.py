@@ -68,6 +68,7 @@ class Result:
     records: tuple[Record, ...]
     cpu_seconds: float
     seconds: float
+    interrupted: bool = False  # Ctrl-C cut the work short; the records hold what was found by then
 
     def __getitem__(self, position: int) -> Record:
         return self.records[position]

@@ -92,7 +92,7 @@ def certified_radius(
         good = torch.tensor([record.verdict is Verdict.CERTIFIED for record in result.records])
         proved, failed = torch.where(good, here, proved), torch.where(good, failed, here)
         here = (proved + failed) / 2
-        if bool((proved == failed).all()):
+        if result.interrupted or bool((proved == failed).all()):
             break
     proved[~case.correct] = torch.nan
     return proved.numpy()
@@ -221,7 +221,7 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
                 i = int(batch[0])
                 line = " ".join(str(problem).split()) or type(problem).__name__
                 records[i] = Record(i, Verdict.ERROR, int(case.labels[i]), message=line)
-    return Result(tuple(records[i] for i in range(len(case.x))), *clock.spent())
+    return Result(tuple(records[i] for i in range(len(case.x))), *clock.spent(), stopped)
 
 
 def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, unsafe: Unsafe) -> Record:
