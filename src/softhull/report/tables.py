@@ -16,6 +16,7 @@ from ..verify.result import Result, Verdict
 
 if TYPE_CHECKING:  # at run time this would load torch for every table
     from ..formats.describe import Row as NetworkRow
+    from ..paper.attention import AttentionStudy
 
 BEST = "bold green"
 ABSENT = Text("-", style="dim")
@@ -149,4 +150,25 @@ def radius_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         radius = "misclassified" if row["radius"] is None else f"{row['radius']:.5g}"
         table.add_row(str(row["index"]), str(row["label"]), radius)
+    return table
+
+
+def attention_table(study: AttentionStudy) -> Table:
+    """Certified percentages per network, radius and property; a printed cell follows ours in brackets."""
+    from ..paper.attention import ALL_COLUMNS, COLUMNS
+
+    table = _plain_table(f"{study.experiment.name}: certified % of the images (printed in the paper)")
+    for heading in ("network", "eps", "property", "images", "correct", *ALL_COLUMNS):
+        table.add_column(heading, justify="left" if heading in ("network", "property") else "right", no_wrap=True)
+    rows = study.done()
+    for place, row in enumerate(rows):
+        cells = [Text(f"{row.percentage(column):.1f}") for column in ALL_COLUMNS]
+        for cell, column in zip(cells, ALL_COLUMNS):
+            if column in row.printed:
+                cell.append(f" ({row.printed[column]:.1f})", style="dim")
+        table.add_row(row.network, f"{row.eps:g}", row.kind, str(row.images), str(row.correct), *cells)
+        if place + 1 == len(rows) or rows[place + 1].network != row.network:
+            spent = study.milliseconds(row.network)
+            times = (f"{spent[column]:.1f} ms" for column in COLUMNS)
+            table.add_row(row.network, "", "CPU an image", "", "", *times, end_section=True)
     return table

@@ -12,7 +12,7 @@ import click
 
 from ..app import LazyGroup
 
-TABLES = ("synth",)
+TABLES = ("synth", "attention", "sst", "uncertainty")
 
 _group: Callable[..., Any] = click.group(
     "paper",
@@ -28,6 +28,7 @@ def command() -> None:
     """The tables and figures of Wei et al. 2023, with the new bounds beside.
 
     \b
-    Example
+    Examples
       softhull paper synth --out out/synth --regions 20 --points 200
+      softhull paper uncertainty --artifact artifact --dataset mnist --images 20
     """
