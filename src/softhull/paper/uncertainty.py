@@ -6,9 +6,10 @@ last digit, the notes of the documentation say why.
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from ..attack.score import ScoreAttack
 from ..errors import InvalidInput
 from ..formats.datasets import Dataset
 from ..formats.network import Network
-from ..formats.onnx import load_onnx
 from ..propagate.perturbation import Perturbation
-from ..verify.uncertainty import verify_uncertainty
+from ..solve.dual import Dual
+from ..verify.uncertainty import UncertaintyResult, verify_uncertainty
 
 FILES = {"mnist": "mnist", "mnist-large": "robust_mnist-large", "cifar10": "robust_cifar10"}
 FOLDERS = ("models", "uncertainty_estimation_experiment/networks", ".")
+MNIST_DATA = ("mnist_test_first500.npz", "t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz")
+CIFAR_DATA = ("test_batch.bin", "cifar-10-batches-bin/test_batch.bin")
+TABLE_NAMES = {"mnist": "tab:UQ", "mnist-large": "tab:UQ_large", "cifar10": "tab:UQ_cifar"}
 PAPER_COLUMNS = ("lin/lin", "er/lse", "lse*/lse")
 COLUMNS = (*PAPER_COLUMNS, "all")
 
@@ -98,7 +102,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One score at one radius: clean score, attack, and a certified bound per column."""
+    """One score at one radius: clean score, attack, and the certified bounds of the columns done so far."""
 
     score: str
     eps: float
@@ -115,21 +119,76 @@ class Row:
 
 @dataclass(frozen=True)
 class UncertaintyTable:
-    """The rows of tab:UQ, tab:UQ_large or tab:UQ_cifar, or with ``separate`` of tab:UQ_separate."""
+    """tab:UQ, tab:UQ_large or tab:UQ_cifar, or with ``separate`` tab:UQ_separate; ``rows`` fill up while it is run.
+
+    The attacks are those of tab:UQ_with_attack. ``radii`` and ``scores`` default to the printed ones.
+    """
 
     dataset: str
-    separate: bool
-    images: int
-    rows: tuple[Row, ...]
+    separate: bool = False
+    images: int = 100
+    columns: Sequence[str] = COLUMNS
+    scores: Sequence[str] = ("nll", "brier")
+    radii: Sequence[float] | None = None
+    rows: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.dataset not in FILES:
+            raise InvalidInput(f"unknown dataset {self.dataset!r}; known: {', '.join(FILES)}")
+        if self.images < 1:
+            raise InvalidInput(f"images must be at least 1, got {self.images}")
+
+    @property
+    def names(self) -> str:
+        """What the paper calls it."""
+        main = "tab:UQ_separate" if self.separate else TABLE_NAMES[self.dataset]
+        return f"{main}, tab:UQ_with_attack" if self.dataset in PRINTED_ATTACK else main
+
+    def settings(self) -> list[tuple[str, float]]:
+        """Score and radius of every row."""
+        return [(score, eps) for score in self.scores for eps in self.radii or PRINTED[self.dataset][score]]
+
+    def run(
+        self, networks: Sequence[Network], data: Dataset, method: Any = "dual", attack: ScoreAttack | None = None
+    ) -> Iterator[Cell]:
+        """Compute the first ``images`` inputs in clipped balls, cell by cell."""
+        images = min(self.images, len(data))
+        x, y = torch.from_numpy(data.take(range(images))), torch.from_numpy(data.y[:images])
+        for score, eps in self.settings():
+            asked = (networks, x, y, Perturbation(eps, clip=(0.0, 1.0)), score)
+            # The attack is the same in every column: it runs once, with the cheapest of bounds.
+            attacked = verify_uncertainty(*asked, Dual(steps=1), "const", attack=attack or ScoreAttack(restarts=10))
+            bounds: dict[str, Cell] = {}
+            self.rows.append(self._row(score, eps, attacked, bounds))
+            for column in self.columns:
+                began = time.process_time()
+                found = verify_uncertainty(*asked, method, column, self.separate, ScoreAttack(steps=0, restarts=1))
+                spent = (time.process_time() - began) / images
+                mean = float(found.column("bound").mean())
+                bounds[column] = Cell(self._printed(score, eps).get(column), mean, spent)
+                yield bounds[column]
+
+    def _row(self, score: str, eps: float, result: UncertaintyResult, bounds: dict[str, Cell]) -> Row:
+        attacked = PRINTED_ATTACK.get(self.dataset, {}).get(score, {}).get(eps)
+        return Row(
+            score,
+            eps,
+            Cell(PRINTED_CLEAN[self.dataset].get(score), float(result.column("clean").mean())),
+            Cell(attacked, float(result.column("attack").mean())),
+            bounds,
+        )
+
+    def _printed(self, score: str, eps: float) -> dict[str, float]:
+        cells = (PRINTED_SEPARATE if self.separate else PRINTED).get(self.dataset, {})
+        return dict(zip(PAPER_COLUMNS, cells.get(score, {}).get(eps, ())))
 
     def seconds(self) -> dict[str, Cell]:
-        """The runtime table: CPU seconds an instance per column, over all rows."""
+        """The runtime table: CPU seconds an instance per column, over the rows done."""
         printed = dict(zip(PAPER_COLUMNS, PRINTED_SECONDS.get((self.dataset, self.separate), ())))
-        names = list(self.rows[0].bounds) if self.rows else []
-        return {
-            name: Cell(printed.get(name), float(np.mean([row.bounds[name].cpu_seconds for row in self.rows])))
-            for name in names
+        spent = {
+            name: [row.bounds[name].cpu_seconds for row in self.rows if name in row.bounds] for name in self.columns
         }
+        return {name: Cell(printed.get(name), float(np.mean(times))) for name, times in spent.items() if times}
 
     def to_dict(self) -> dict[str, Any]:
         seconds = {name: {"printed": cell.printed, "ours": cell.ours} for name, cell in self.seconds().items()}
@@ -140,6 +199,25 @@ class UncertaintyTable:
             "rows": [row.to_dict() for row in self.rows],
             "cpu_seconds_per_instance": seconds,
         }
+
+    def write_csv(self, out: Path) -> list[Path]:
+        """One file with the scores and one with the running times; returns their paths."""
+        stem = f"uncertainty-{self.dataset}" + ("-separate" if self.separate else "")
+        scores, times = out / f"{stem}.csv", out / f"{stem}-seconds.csv"
+        headings = ["score", "eps", *(f"{name}{side}" for name in _VALUES + tuple(self.columns) for side in _SIDES)]
+        with scores.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, headings)
+            writer.writeheader()
+            writer.writerows(row.to_dict() for row in self.rows)
+        with times.open("w", newline="") as stream:
+            plain = csv.writer(stream)
+            plain.writerow(["column", "printed", "cpu_seconds_per_instance"])
+            plain.writerows([name, cell.printed, cell.ours] for name, cell in self.seconds().items())
+        return [scores, times]
+
+
+_VALUES = ("clean", "attack")
+_SIDES = (" printed", "")
 
 
 def ensemble_files(artifact: Path, dataset: str) -> list[Path]:
@@ -154,51 +232,10 @@ def ensemble_files(artifact: Path, dataset: str) -> list[Path]:
     raise InvalidInput(f"no {FILES[dataset]}-0.onnx, -1, ... in {places}")
 
 
-def uncertainty_rows(
-    networks: Sequence[Network],
-    data: Dataset,
-    dataset: str,
-    images: int = 100,
-    separate: bool = False,
-    columns: Sequence[str] = COLUMNS,
-    method: Any = "dual",
-    scores: Sequence[str] = ("nll", "brier"),
-    radii: Sequence[float] | None = None,
-    attack: ScoreAttack | None = None,
-) -> Iterator[Row]:
-    """The rows of one table, one after the other; the first ``images`` inputs, clipped balls."""
-    images = min(images, len(data))
-    x = torch.from_numpy(data.take(range(images)))
-    y = torch.from_numpy(data.y[:images])
-    printed = (PRINTED_SEPARATE if separate else PRINTED).get(dataset, {})
-    for score in scores:
-        for eps in radii or list(PRINTED[dataset][score]):
-            region = Perturbation(eps, clip=(0.0, 1.0))
-            bounds: dict[str, Cell] = {}
-            cells = dict(zip(PAPER_COLUMNS, printed.get(score, {}).get(eps, ())))
-            # The attack is the same in every column: it runs once.
-            effort = attack or ScoreAttack(restarts=10)
-            found: list[float] = []
-            for column in columns:
-                began = time.process_time()
-                result = verify_uncertainty(networks, x, y, region, score, method, column, separate, effort)
-                spent = (time.process_time() - began) / images
-                bounds[column] = Cell(cells.get(column), float(result.column("bound").mean()), spent)
-                found.append(float(result.column("attack").mean()))
-                clean = float(result.column("clean").mean())
-                effort = ScoreAttack(steps=0, restarts=1)
-            yield Row(
-                score,
-                eps,
-                Cell(PRINTED_CLEAN[dataset][score], clean),
-                Cell(PRINTED_ATTACK.get(dataset, {}).get(score, {}).get(eps), max(found)),
-                bounds,
-            )
-
-
-def uncertainty_table(artifact: Path, data: Dataset, dataset: str, **options: Any) -> UncertaintyTable:
-    """A whole table; ``options`` as for ``uncertainty_rows``."""
-    networks = [load_onnx(path) for path in ensemble_files(artifact, dataset)]
-    rows = tuple(uncertainty_rows(networks, data, dataset, **options))
-    images = min(options.get("images", 100), len(data))
-    return UncertaintyTable(dataset, options.get("separate", False), images, rows)
+def data_file(artifact: Path, dataset: str) -> Path:
+    """The test inputs beside the networks, under one of their usual names."""
+    usual = CIFAR_DATA if dataset == "cifar10" else MNIST_DATA
+    for name in usual:
+        if (artifact / name).is_file():
+            return artifact / name
+    raise InvalidInput(f"no {', '.join(usual)} in {artifact}; name the test inputs with --data")
