@@ -26,6 +26,14 @@ class DatasetError(InvalidInput):
     """A data file that cannot be read."""
 
 
+class StoreError(InvalidInput):
+    """A run store that cannot be read or written; nothing stored before is lost."""
+
+
+class CampaignError(InvalidInput):
+    """A campaign file that does not say what to do."""
+
+
 class DomainError(SofthullError):
     """An operator whose input interval leaves the set where it is defined."""
 

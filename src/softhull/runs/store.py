@@ -1,0 +1,308 @@
+"""The run store: an SQLite file that keeps every answer, shared by all processes that work on it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from .. import __version__
+from ..errors import StoreError
+from .process import Process
+from .rows import COLUMNS, SQL, Row
+from .schema import explained, open_to_read, open_to_write
+from .tasks import Answer, Task
+from .where import Where
+
+# A process that cannot be seen from here counts as gone when it has not been heard of for so long.
+SILENCE = 120.0
+LARGEST_INPUT = 1 << 20  # bytes of a worst input worth keeping
+_JOINED = "FROM instances JOIN tasks ON tasks.id = instances.task JOIN answers ON answers.key = instances.key WHERE {}"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many instances of a task were asked about, and what became of them."""
+
+    task: int
+    total: int
+    verdicts: dict[str, int]
+
+    @property
+    def done(self) -> int:
+        return sum(self.verdicts.values())
+
+
+class Store:
+    """One store, opened by ``Store.read`` or ``Store.write``; a context manager.
+
+    All failures are StoreError with one line. Writing is one transaction per call: killed at any moment, a store holds
+    all that was written before.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._run: int | None = None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """An existing store, never changed."""
+        return cls(Path(path), open_to_read(Path(path)))
+
+    @classmethod
+    def write(cls, path: str | Path, command: dict[str, Any]) -> Self:
+        """A store to work on, made if it is not there; ``command`` is what the run will be remembered by."""
+        store = cls(Path(path), open_to_write(Path(path)))
+        me, now = Process.current(), time.time()
+        row = (me.machine, me.number, me.born, json.dumps(command, sort_keys=True), __version__, now, now)
+        try:
+            with store._transaction() as connection:
+                cursor = connection.execute(
+                    "INSERT INTO runs (machine, process, born, command, version, began, alive) VALUES (?,?,?,?,?,?,?)",
+                    row,
+                )
+            store._run = cursor.lastrowid
+            store.release_the_dead()
+        except BaseException:
+            store._connection.close()
+            raise
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close(quietly=error is not None)
+
+    def close(self, quietly: bool = False) -> None:
+        """Give back what was claimed and not answered."""
+        try:
+            if self._run is not None:
+                with self._transaction() as connection:
+                    connection.execute("DELETE FROM claims WHERE run = ?", (self._run,))
+                    connection.execute("UPDATE runs SET ended = ? WHERE id = ?", (time.time(), self._run))
+        except StoreError:
+            if not quietly:  # a full disk has been reported already; claims of a dead process are free anyway
+                raise
+        finally:
+            self._connection.close()
+
+    # Reading
+
+    def rows(self, where: Where | None = None) -> Iterator[Row]:
+        """Every answered instance that meets the condition, by task and index."""
+        where = where or Where()
+        columns = ", ".join(SQL[name] for name in COLUMNS)
+        with explained(self.path):
+            query = f"SELECT {columns} {_JOINED.format(where.condition)} ORDER BY instances.task, instances.idx"
+            for row in self._connection.execute(query, where.values):
+                yield _checked(self.path, Row(*row))
+
+    def progress(self, where: Where | None = None) -> list[Progress]:
+        """Counts per task, of unanswered instances too; a condition restricts the answered ones."""
+        where = where or Where()
+        with explained(self.path):
+            totals = self._connection.execute("SELECT task, count(*) FROM instances GROUP BY task ORDER BY task")
+            found = {task: Progress(task, total, {}) for task, total in totals.fetchall()}
+            counted = (
+                f"SELECT instances.task, answers.verdict, count(*) {_JOINED.format(where.condition)} GROUP BY 1, 2"
+            )
+            for task, verdict, count in self._connection.execute(counted, where.values).fetchall():
+                found[task].verdicts[verdict] = count
+        return list(found.values())
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """What was asked: one dictionary per task, ``models`` and ``settings`` unpacked."""
+        with explained(self.path):
+            return self._dictionaries("SELECT * FROM tasks ORDER BY id", ("models", "settings"))
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Who worked on the store and when: machine, process, command, version, began, ended."""
+        with explained(self.path):
+            return self._dictionaries("SELECT * FROM runs ORDER BY id", ("command",))
+
+    def worst_input(self, key: str) -> np.ndarray | None:
+        """The counterexample, or the input with the worst score found; None where none was kept."""
+        with explained(self.path):
+            row = self._connection.execute("SELECT worst_input FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if row is None or row[0] is None else _unpack(self.path, row[0])
+
+    def answers(self, keys: Sequence[str]) -> dict[str, Answer]:
+        """What is known of these keys, worst inputs included."""
+        names = ("verdict", "bound", "attack", "clean", "message", "cpu_seconds", "seconds", "cut_after")
+        found = {}
+        with explained(self.path):
+            for key in dict.fromkeys(keys):
+                query = f"SELECT worst_input, {', '.join(names)} FROM answers WHERE key = ?"
+                row = self._connection.execute(query, (key,)).fetchone()
+                if row is not None:
+                    worst = None if row[0] is None else _unpack(self.path, row[0])
+                    found[key] = Answer(worst_input=worst, **dict(zip(names, row[1:])))
+        return found
+
+    def _dictionaries(self, query: str, packed: tuple[str, ...]) -> list[dict[str, Any]]:
+        cursor = self._connection.execute(query)
+        names = [column[0] for column in cursor.description]
+        found = [dict(zip(names, row)) for row in cursor.fetchall()]
+        try:
+            return [row | {name: json.loads(row[name]) for name in packed} for row in found]
+        except (ValueError, RecursionError, TypeError):
+            raise StoreError(f"{self.path}: damaged (a description is not JSON); restore a copy") from None
+
+    # Writing
+
+    def register(self, task: Task, indices: Sequence[int], labels: Sequence[int], keys: Sequence[str]) -> int:
+        """Note what will be asked; asking the same again changes nothing. Returns the number of the task."""
+        row = task.columns()
+        with self._transaction() as connection:
+            connection.execute(
+                f"INSERT OR IGNORE INTO tasks ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
+                tuple(row.values()),
+            )
+            (number,) = connection.execute("SELECT id FROM tasks WHERE hash = ?", (row["hash"],)).fetchone()
+            connection.executemany(
+                "INSERT OR REPLACE INTO instances (task, idx, label, key) VALUES (?, ?, ?, ?)",
+                [(number, int(i), int(label), key) for i, label, key in zip(indices, labels, keys)],
+            )
+        return int(number)
+
+    def unanswered(self, keys: Iterable[str], limit: float | None = None, again: bool = False) -> list[str]:
+        """The keys still to be worked on, in the order given, each once.
+
+        An answer that was cut short counts only for runs that would allow no more time (``limit`` seconds, None:
+        any time) than it had; with ``again`` errors do not count.
+        """
+        most = math.inf if limit is None else limit
+        with explained(self.path):
+            return [key for key in dict.fromkeys(keys) if not self._settled(key, most, again)]
+
+    def claim(self, keys: Sequence[str], limit: float | None = None, again: bool = False) -> list[str]:
+        """Take those of the keys that nobody has answered or is working on; no two processes get the same one."""
+        most = math.inf if limit is None else limit
+        with self._transaction() as connection:
+            free = [key for key in keys if not self._settled(key, most, again)]
+            taken = []
+            for key in free:
+                cursor = connection.execute("INSERT OR IGNORE INTO claims (key, run) VALUES (?, ?)", (key, self._run))
+                if cursor.rowcount:
+                    taken.append(key)
+        return taken
+
+    def record(self, answers: dict[str, Answer]) -> None:
+        """Keep what was found, all of it or, on a full disk, none of it; the claims end."""
+        now = time.time()
+        rows = [
+            (
+                key,
+                answer.verdict,
+                answer.bound,
+                answer.attack,
+                answer.clean,
+                answer.cpu_seconds,
+                answer.seconds,
+                answer.message,
+                _pack(answer.worst_input),
+                answer.cut_after,
+                now,
+                self._run,
+            )
+            for key, answer in answers.items()
+        ]
+        with self._transaction() as connection:
+            connection.executemany(
+                "INSERT INTO answers VALUES (?,?,?,?,?,?,?,?,?,?,?,?,1) ON CONFLICT (key) DO UPDATE SET "
+                "verdict = excluded.verdict, bound = excluded.bound, attack = excluded.attack, clean = excluded.clean, "
+                "cpu_seconds = excluded.cpu_seconds, seconds = excluded.seconds, message = excluded.message, "
+                "worst_input = excluded.worst_input, cut_after = excluded.cut_after, finished = excluded.finished, "
+                "run = excluded.run, times = times + 1 "
+                # What was worked out to the end stays; what was cut short gives way to more.
+                "WHERE answers.cut_after IS NOT NULL OR answers.verdict = 'error'",
+                rows,
+            )
+            connection.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in answers])
+            connection.execute("UPDATE runs SET alive = ? WHERE id = ?", (now, self._run))
+
+    def release(self, keys: Iterable[str]) -> None:
+        """Give back claims without an answer."""
+        with self._transaction() as connection:
+            own = [(key, self._run) for key in keys]
+            connection.executemany("DELETE FROM claims WHERE key = ? AND run = ?", own)
+
+    def heartbeat(self) -> None:
+        """Tell the others that this process is still at work."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE runs SET alive = ? WHERE id = ?", (time.time(), self._run))
+
+    def release_the_dead(self) -> None:
+        """Free what was claimed by processes that are gone."""
+        with self._transaction() as connection:
+            claiming = connection.execute(
+                "SELECT id, machine, process, born, alive FROM runs WHERE id IN (SELECT run FROM claims)"
+            ).fetchall()
+            for number, machine, process, born, alive in claiming:
+                lives = Process(machine, process, born).lives()
+                silent = abs(time.time() - alive) > SILENCE
+                if number != self._run and (lives is False or (lives is None and silent)):
+                    connection.execute("DELETE FROM claims WHERE run = ?", (number,))
+            connection.execute("DELETE FROM claims WHERE run NOT IN (SELECT id FROM runs)")
+
+    def _settled(self, key: str, limit: float, again: bool) -> bool:
+        row = self._connection.execute("SELECT verdict, cut_after FROM answers WHERE key = ?", (key,)).fetchone()
+        if row is None or (again and row[0] == "error"):
+            return False
+        return row[1] is None or not limit > row[1]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with explained(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+def _pack(array: np.ndarray | None) -> bytes | None:
+    if array is None or array.nbytes > LARGEST_INPUT:
+        return None
+    packed = io.BytesIO()
+    np.lib.format.write_array(packed, np.ascontiguousarray(array), allow_pickle=False)
+    return packed.getvalue()
+
+
+def _unpack(path: Path, content: bytes) -> np.ndarray:
+    """An array that was packed; its size is known from the header before anything of that size is made."""
+    try:
+        stream = io.BytesIO(content)
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        left = content[stream.tell() :]
+        if dtype.kind != "f" or len(left) != math.prod(shape) * dtype.itemsize:
+            raise ValueError
+        return np.frombuffer(left, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+    except (ValueError, SyntaxError, TypeError, UnicodeDecodeError, RecursionError):
+        raise StoreError(f"{path}: damaged (a worst input is no array of numbers); restore a copy") from None
+
+
+def _checked(path: Path, row: Row) -> Row:
+    if row.verdict not in VERDICTS:
+        raise StoreError(f"{path}: damaged (verdict {row.verdict[:20]!r} of instance {row.index}); restore a copy")
+    return row
+
+
+VERDICTS = ("certified", "falsified", "unknown", "misclassified", "bounded", "error")

@@ -1,0 +1,135 @@
+"""What is asked: one question about some instances of one data set, answered by one method."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network by its content; the path only says where it was found."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question with its network, perturbation, method and settings; instances are added by their inputs.
+
+    ``method`` is a dataclass of plain values, ``keywords`` the other arguments of the question.
+    Whatever they hold is part of the key of an answer, names and paths are not.
+    """
+
+    question: str
+    network: str
+    models: tuple[Model, ...]
+    data: str
+    data_path: str
+    perturbation: Any
+    method_name: str
+    method: Any
+    softmax_bound: str
+    keywords: dict[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that determines an answer beside the networks, the input and its label, as plain values."""
+        return {
+            "question": self.question,
+            "perturbation": {
+                "eps": float(self.perturbation.eps),
+                "norm": f"{self.perturbation.norm:g}",
+                "clip": self.perturbation.clip and [float(end) for end in self.perturbation.clip],
+            },
+            "method": plain(self.method),
+            "softmax_bound": self.softmax_bound,
+            "keywords": plain(self.keywords),
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """The row of the task in a store."""
+        clip = self.perturbation.clip or (None, None)
+        row: dict[str, Any] = {
+            "question": self.question,
+            "network": self.network,
+            "models": canonical([{"path": model.path, "sha256": model.sha256} for model in self.models]),
+            "data": self.data,
+            "data_path": self.data_path,
+            "eps": float(self.perturbation.eps),
+            "norm": f"{self.perturbation.norm:g}",
+            "clip_low": clip[0],
+            "clip_high": clip[1],
+            "property": self.keywords.get("property"),
+            "score": self.keywords.get("score"),
+            "method": self.method_name,
+            "softmax_bound": self.softmax_bound,
+            "rounding": self.keywords.get("rounding", getattr(self.method, "rounding", None)),
+            "settings": canonical(self.settings()),
+            "version": __version__,
+        }
+        return row | {"hash": hashlib.sha256(canonical(row).encode()).hexdigest()}
+
+    def keys(self, x: np.ndarray, labels: np.ndarray) -> list[str]:
+        """The content hash of every instance ``x [B, ...]`` with its label: equal keys have equal answers."""
+        common = hashlib.sha256(
+            canonical(
+                {
+                    "softhull": __version__,
+                    "models": [model.sha256 for model in self.models],
+                    "settings": self.settings(),
+                }
+            ).encode()
+        )
+        found = []
+        for row, label in zip(np.ascontiguousarray(x, dtype="<f8"), labels):
+            digest = common.copy()
+            digest.update(f"label {int(label)} ".encode())
+            digest.update(row.tobytes())
+            found.append(digest.hexdigest())
+        return found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is known of one instance, and what it cost.
+
+    ``cut_after``: seconds after which the work on it was cut short; None when nothing more would have been done.
+    """
+
+    verdict: str
+    bound: float | None = None
+    attack: float | None = None
+    clean: float | None = None
+    message: str = ""
+    worst_input: np.ndarray | None = None
+    cpu_seconds: float = 0.0
+    seconds: float = 0.0
+    cut_after: float | None = None
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples and numbers as JSON knows them; a dataclass says its kind."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same text for the same content."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
