@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -79,22 +80,7 @@ class Task:
 
     def keys(self, x: np.ndarray, labels: np.ndarray) -> list[str]:
         """The content hash of every instance ``x [B, ...]`` with its label: equal keys have equal answers."""
-        common = hashlib.sha256(
-            canonical(
-                {
-                    "softhull": __version__,
-                    "models": [model.sha256 for model in self.models],
-                    "settings": self.settings(),
-                }
-            ).encode()
-        )
-        found = []
-        for row, label in zip(np.ascontiguousarray(x, dtype="<f8"), labels):
-            digest = common.copy()
-            digest.update(f"label {int(label)} ".encode())
-            digest.update(row.tobytes())
-            found.append(digest.hexdigest())
-        return found
+        return instance_keys(__version__, [model.sha256 for model in self.models], self.settings(), x, labels)
 
 
 @dataclass(frozen=True)
@@ -113,6 +99,20 @@ class Answer:
     cpu_seconds: float = 0.0
     seconds: float = 0.0
     cut_after: float | None = None
+
+
+def instance_keys(
+    version: str, models: Sequence[str], settings: dict[str, Any], x: np.ndarray, labels: np.ndarray | Sequence[int]
+) -> list[str]:
+    """The keys of instances ``x [B, ...]`` with their labels, under the hashes of the models and the settings."""
+    common = hashlib.sha256(canonical({"softhull": version, "models": list(models), "settings": settings}).encode())
+    found = []
+    for row, label in zip(np.ascontiguousarray(x, dtype="<f8"), labels):
+        digest = common.copy()
+        digest.update(f"label {int(label)} ".encode())
+        digest.update(row.tobytes())
+        found.append(digest.hexdigest())
+    return found
 
 
 def plain(value: Any) -> Any:
