@@ -62,6 +62,24 @@ def test_no_time_left_means_the_best_so_far(method):
     assert len(solution.notes) == relaxation.size
 
 
+def test_a_solver_that_gives_up_is_followed_by_others():
+    _, relaxation, _, y = random_problem(23, "er/lse", eps=0.15, instances=2)
+    coefficients = nll(y, 3)
+    patient = Conic().solve(relaxation, coefficients)
+    hasty = Conic(options={"max_iter": 2}).solve(relaxation, coefficients)
+    assert not hasty.notes
+    torch.testing.assert_close(hasty.bound, patient.bound, rtol=0, atol=2e-5)
+
+
+def test_a_program_nobody_solves_keeps_its_bound_and_says_so(monkeypatch):
+    stacks, relaxation, _, y = random_problem(23, "er/lse", eps=0.15, instances=2)
+    monkeypatch.setattr("softhull.solve.conic.SECOND_TRIES", {})
+    solution = Conic(options={"max_iter": 2}).solve(relaxation, nll(y, 3))
+    attained = (sampled_probabilities(stacks, relaxation) * nll(y, 3)).sum(-1).amax(0)
+    assert (solution.bound >= attained).all()
+    assert all("CLARABEL" in solution.notes[i] for i in range(2))
+
+
 def random_program(seed):
     generator = np.random.default_rng(seed)
     n, m = 6, 5

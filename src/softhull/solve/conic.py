@@ -19,6 +19,18 @@ from .relaxation import Relaxation, StackRelaxation
 from .solution import Solution, trivial_bound
 
 
+# Interior-point steps sometimes end at the wall of a cone, one program in a few hundred; a program that is not solved
+# to optimality is tried again with shorter steps, then without the solver's own scaling, then by another solver.
+SECOND_TRIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "CLARABEL": [
+        ("CLARABEL", {"max_step_fraction": 0.95}),
+        ("CLARABEL", {"equilibrate_enable": False}),
+        ("SCS", {"eps": 1e-6, "max_iters": 20_000}),
+    ],
+    "SCS": [("CLARABEL", {})],
+}
+
+
 @dataclass(frozen=True)
 class Conic:
     """``solver``: CLARABEL (default), SCS or any other conic solver CVXPY knows; ``options`` go to it as they are."""
@@ -45,17 +57,28 @@ class Conic:
                 continue
             one = relaxation.take(torch.tensor([i]))
             program = _Program(one, coefficients[i : i + 1], None if points is None else points[i].numpy())
-            status = program.run(self)
+            for solver, options in self.tries():
+                status = program.run(solver, options)
+                if program.solved:
+                    value, flat = program.certify()
+                    if value < bound[i]:
+                        bound[i] = value
+                        certificate["multipliers"][i] = flat
+                        x[i] = torch.from_numpy(program.x.value)
+                        probabilities[i] = torch.from_numpy(np.mean([net.p.value for net in program.networks], 0))
+                if not status or (deadline is not None and time.monotonic() >= deadline):
+                    break
             if status:
                 notes[i] = status
-            if not program.solved:
-                continue
-            value, flat = program.certify()
-            bound[i] = min(float(bound[i]), value)
-            certificate["multipliers"][i] = flat
-            x[i] = torch.from_numpy(program.x.value)
-            probabilities[i] = torch.from_numpy(np.mean([net.p.value for net in program.networks], 0))
         return Solution(bound, probabilities, x, certificate, notes)
+
+    def tries(self) -> list[tuple[str, dict[str, Any]]]:
+        """Solvers and their options, in the order in which they are tried."""
+        others = [
+            (solver, self.options | options if solver == self.solver else options)
+            for solver, options in SECOND_TRIES.get(self.solver, [])
+        ]
+        return [(self.solver, self.options), *others]
 
 
 @dataclass
@@ -172,21 +195,22 @@ class _Program:
         self.constraints += everything + list(listed.values())
         return net
 
-    def run(self, method: Conic) -> str:
+    def run(self, solver: str, options: dict[str, Any]) -> str:
         """Empty when the solver reports an optimum, otherwise what it reports."""
-        if method.solver not in self.cp.installed_solvers():
-            raise InvalidInput(
-                f"CVXPY has no solver {method.solver!r}; installed: {', '.join(self.cp.installed_solvers())}"
-            )
+        self.solved = False
+        if solver not in self.cp.installed_solvers():
+            known = ", ".join(self.cp.installed_solvers())
+            raise InvalidInput(f"CVXPY has no solver {solver!r}; installed: {known}")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.problem.solve(solver=method.solver, **method.options)
+                self.problem.solve(solver=solver, **options)
         except self.cp.error.SolverError as problem:
-            return f"{method.solver}: {problem}"
+            return f"{solver}: {problem}"
         status = str(self.problem.status)
-        self.solved = self.x.value is not None and all(np.isfinite(net.logits.value).all() for net in self.networks)
-        return "" if status == "optimal" else f"{method.solver}: {status}"
+        found = [self.x.value, *(value.value for net in self.networks for value in (net.logits, net.p))]
+        self.solved = all(value is not None and np.isfinite(value).all() for value in found)
+        return "" if status == "optimal" else f"{solver}: {status}"
 
     def certify(self) -> tuple[float, Tensor]:
         """The value of our Lagrangian at the solver's multipliers, and the multipliers."""
