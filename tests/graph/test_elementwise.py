@@ -11,7 +11,6 @@ from softhull.errors import DomainError
 from softhull.graph.curves import Curve
 from softhull.graph.operator import Lines
 from softhull.graph.ops.exp import Exp
-from softhull.graph.ops.gelu import Gelu, TanhGelu
 from softhull.graph.ops.log import Log
 from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import Relu
@@ -62,19 +61,16 @@ def _assert_between(case: Case, lines: Lines, i: int, low: float, high: float, r
 
 @both
 @by_name
-def test_intervals_hold(case, dtype):
+def test_intervals_hold_in_exact_arithmetic(case, dtype):
     rng = np.random.default_rng(11)
     lower, upper = intervals(case, rng, 200, dtype)
     least, most = case.operator.interval((lower, upper))
-    few_ulps, denormal = arb(8 * torch.finfo(dtype).eps), arb(torch.finfo(dtype).tiny)
-    is_gelu = isinstance(case.operator, Gelu | TanhGelu)  # its tail magnifies the rounding of its argument
     for share in (0.0, 1.0, *rng.random(20)):
         x = (lower + share * (upper - lower)).clamp(lower, upper)
         for i in range(lower.numel()):
             y = case.exact(arb(float(x[i])))
-            error = few_ulps * abs(y) * (1 + arb(float(x[i])) ** 2 * is_gelu) + denormal
-            assert not arb(float(least[i])) > y + error
-            assert not arb(float(most[i])) < y - error
+            assert not arb(float(least[i])) > y
+            assert not arb(float(most[i])) < y
 
 
 @by_name

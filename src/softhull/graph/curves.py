@@ -4,11 +4,16 @@ One idea serves every curve: choose a slope, then take the best offset that is s
 that is convex on one segment and concave around it, the offset is decided at three points: the two ends of
 the interval and the point of the segment where the tangent has that slope. So any tangent point gives a sound
 line, and the search for a good one needs no care. Lines over a function are lines under its negative.
+
+Offsets and ends are moved outward by more than the rounding of what they are computed from. A computed slope ``s`` is
+a number of its own: the function less ``s*x`` is least not at the tangent point but where its derivative is ``s``, and
+between the two it falls by at most the error of the derivative times the width of the interval.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,11 +22,14 @@ from .operator import Elementwise, Interval, Lines
 
 Segment = tuple[Tensor, Tensor]
 
-_ULPS = 8  # rounding of a value and of an offset, in units of their terms
+# Twice the units in the last place that a library function, the few operations around it, or an offset may be off.
+ULPS = 8
 
 
 class Curve(Elementwise):
-    """A smooth function that declares itself, its derivative and where it bends which way."""
+    """A smooth function that declares itself, its derivative, its range and where it bends which way."""
+
+    codomain: ClassVar[tuple[float, float]] = (-torch.inf, torch.inf)
 
     @abstractmethod
     def derivative(self, x: Tensor) -> Tensor:
@@ -38,16 +46,30 @@ class Curve(Elementwise):
     def rounding(self, x: Tensor, y: Tensor) -> Tensor:
         """More than the error of ``y`` as the computed value at ``x``."""
         limits = torch.finfo(y.dtype)
-        return _ULPS * limits.eps * y.abs() + limits.tiny * (1 + x.abs())
+        return ULPS * limits.eps * y.abs() + limits.tiny * (1 + x.abs())
+
+    def steepness(self, x: Tensor, slope: Tensor) -> Tensor:
+        """The sum of the absolute values of the terms that make the derivative at ``x``."""
+        return slope.abs()
 
     def check(self, lower: Tensor, upper: Tensor) -> None:
         """Raise DomainError where the interval leaves the domain."""
 
     def interval(self, *inputs: Interval) -> Interval:
-        """The values at the ends; operators that do not increase have a rule of their own."""
+        """The values at the ends, rounded outward; operators that do not increase have a rule of their own."""
         lower, upper = inputs[0]
         self.check(lower, upper)
-        return self.value(lower), self.value(upper)
+        return self.at_least(lower, self.value(lower)), self.at_most(upper, self.value(upper))
+
+    def at_least(self, x: Tensor, y: Tensor) -> Tensor:
+        """A number that the function at ``x``, computed as ``y``, reaches; it exceeds the format where it overflows."""
+        y = y.clamp(max=torch.finfo(y.dtype).max)
+        return (y - self.rounding(x, y)).clamp(min=self.codomain[0])
+
+    def at_most(self, x: Tensor, y: Tensor) -> Tensor:
+        """A number that the function at ``x``, computed as ``y``, does not exceed."""
+        y = y.clamp(min=torch.finfo(y.dtype).min)
+        return (y + self.rounding(x, y)).clamp(max=self.codomain[1])
 
     def lines(self, lower: Tensor, upper: Tensor, free: Tensor | None = None) -> Lines:
         """Tangents at the point ``free`` of the way through the sound ones, chords where there is none.
@@ -129,15 +151,19 @@ def _line_below(curve: Curve, sign: int, lower: Tensor, upper: Tensor, free: Ten
     point = torch.where(steep, lower, point)
     slope = torch.where(tangent, sign * curve.derivative(point), sign * _chord(curve, lower, upper))
 
+    eps = torch.finfo(slope.dtype).eps
+
     def offset_at(x: Tensor) -> Tensor:
         y, rise = curve.value(x), slope * x
-        return sign * y - rise - curve.rounding(x, y) - _ULPS * torch.finfo(y.dtype).eps * (y.abs() + rise.abs())
+        return sign * y - rise - curve.rounding(x, y) - ULPS * eps * (y.abs() + rise.abs())
 
     offset = torch.minimum(torch.minimum(offset_at(lower), offset_at(upper)), offset_at(point))
+    with torch.no_grad():
+        offset = offset - ULPS * eps * curve.steepness(point, slope) * (upper - lower)
     # An end where the curve overflows leaves no line of finite slope: fall back to a constant.
     finite = slope.isfinite() & offset.isfinite()
     least, most = curve.interval((lower, upper))
-    flat = (least if sign > 0 else -most) - torch.maximum(curve.rounding(lower, least), curve.rounding(upper, most))
+    flat = least if sign > 0 else -most
     return torch.where(finite, slope, torch.zeros_like(slope)), torch.where(finite, offset, flat)
 
 

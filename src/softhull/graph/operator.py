@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from .rounding import largest, share, underflow
+
 Shape = tuple[int, ...]
 Interval = tuple[Tensor, Tensor]
 
@@ -69,7 +71,38 @@ def sum_per_instance(x: Tensor) -> Tensor:
 
 
 class Affine(Operator):
-    """Exact for linear bounds: the output is affine in all inputs jointly."""
+    """Exact for linear bounds: the output is affine in all inputs jointly.
+
+    ``exact_backward``: what ``backward`` returns is placed, never added up or multiplied, so that nothing is rounded.
+    """
+
+    exact_backward: ClassVar[bool] = False
+
+    @abstractmethod
+    def range(self, *inputs: Interval) -> Interval:
+        """The interval rule as computed: off by the rounding of one sum per entry."""
+
+    @abstractmethod
+    def magnitude(self, *sizes: Tensor) -> Tensor:
+        """The sum of the absolute values of all terms of every output entry, for inputs of at most these sizes."""
+
+    @abstractmethod
+    def terms(self, *shapes: Shape) -> int:
+        """How many operations make one output entry at most; 0 where entries are only placed."""
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = self.range(*inputs)
+        terms = self.terms(*(tuple(low.shape[1:]) for low, _ in inputs))
+        if not terms:
+            return lower, upper
+        below, above = self._errors(share(terms, lower.dtype), *inputs)
+        if not bool((below + above).isfinite().all()):  # an end that is infinite is so exactly
+            below, above = (torch.where(end.isinf(), 0.0, e) for end, e in ((lower, below), (upper, above)))
+        return lower - below, upper + above
+
+    def _errors(self, cost: float, *inputs: Interval) -> Interval:
+        error = cost * self.magnitude(*(largest(*pair) for pair in inputs)) + underflow(inputs[0][0].dtype)
+        return error, error
 
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         """Push ``<coefficients, output>`` to the inputs.
@@ -88,10 +121,22 @@ class Affine(Operator):
 
 
 class Monotone(Affine):
-    """An affine operator that never decreases when an input entry grows: no negative weight."""
+    """An affine operator that never decreases when an input entry grows: no negative weight, no constant."""
 
-    def interval(self, *inputs: Interval) -> Interval:
+    def range(self, *inputs: Interval) -> Interval:
         return self.value(*(lower for lower, _ in inputs)), self.value(*(upper for _, upper in inputs))
+
+    def magnitude(self, *sizes: Tensor) -> Tensor:
+        return self.value(*sizes)
+
+    def terms(self, *shapes: Shape) -> int:
+        return 0
+
+    def _errors(self, cost: float, *inputs: Interval) -> Interval:
+        # Either end is made of ends of one kind alone, so that an unbounded one does not spoil the other.
+        below, above = (self.magnitude(*(pair[end].abs() for pair in inputs)) for end in (0, 1))
+        tiny = underflow(below.dtype)
+        return cost * below + tiny, cost * above + tiny
 
 
 @dataclass(frozen=True)

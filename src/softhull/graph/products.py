@@ -11,7 +11,7 @@ from .operator import Interval
 
 
 def product_interval(x: Interval, y: Interval) -> Interval:
-    """The exact range of ``x * y``; an infinite end means unbounded, so that 0 times it is 0."""
+    """The range of ``x * y``, each end rounded once; an infinite end means unbounded, so that 0 times it is 0."""
     ends = [_product(a, b) for a in x for b in y]
     return reduce(torch.minimum, ends), reduce(torch.maximum, ends)
 

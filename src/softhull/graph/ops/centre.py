@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,14 +21,20 @@ class Centre(Affine):
     def value(self, *inputs: Tensor) -> Tensor:
         return inputs[0] - inputs[0].mean(tuple(axis + 1 for axis in self.axes), keepdim=True)
 
-    def interval(self, *inputs: Interval) -> Interval:
+    def range(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
         axes = tuple(axis + 1 for axis in self.axes)
-        count = 1
-        for axis in axes:
-            count *= lower.shape[axis]
-        own = (upper - lower) / count
+        own = (upper - lower) / self._count(lower.shape[1:])
         return lower - upper.mean(axes, keepdim=True) + own, upper - lower.mean(axes, keepdim=True) - own
+
+    def magnitude(self, *sizes: Tensor) -> Tensor:
+        return 3 * sizes[0] + sizes[0].mean(tuple(axis + 1 for axis in self.axes), keepdim=True)
+
+    def terms(self, *shapes: Shape) -> int:
+        return self._count(shapes[0]) + 4
+
+    def _count(self, shape: Shape) -> int:
+        return math.prod(shape[axis] for axis in self.axes)
 
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         back = coefficients - coefficients.mean(tuple(axis + 2 for axis in self.axes), keepdim=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operator import Elementwise, Interval, Lines
+from ..rounding import is_rounded, outward
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Clip(Elementwise):
         return inputs[0].clamp(self.least, self.most)
 
     def interval(self, *inputs: Interval) -> Interval:
-        lower, upper = inputs[0]
-        return self.value(lower), self.value(upper)
+        least, most = (self.value(end) for end in inputs[0])
+        rounded = any(is_rounded(end, least.dtype) for end in (self.least, self.most))
+        return outward(least, most) if rounded else (least, most)
 
     def lines(self, lower: Tensor, upper: Tensor, free: Tensor | None = None) -> Lines:
         """Below: from the lower kink with the share ``free[0]`` of the steepest slope; above likewise."""
@@ -49,8 +51,11 @@ def _line_below_clip(lower: Tensor, upper: Tensor, least: float, most: float, sh
     # With the kink outside the interval the chord is best; flatter lines serve only left of the kink.
     slope = torch.where(lower < least, steepest * share, steepest)
     rounding = 8 * torch.finfo(lower.dtype).eps
-    at_pivot = start - slope * pivot - rounding * (start.abs() + (slope * pivot).abs())
-    at_end = end - slope * upper - rounding * (end.abs() + (slope * upper).abs())
-    exact = (slope == 1) & (lower >= least) & (upper <= most)
+    tiny = torch.finfo(lower.dtype).tiny
+    at_pivot = start - slope * pivot - rounding * (start.abs() + (slope * pivot).abs()) - tiny
+    at_end = end - slope * upper - rounding * (end.abs() + (slope * upper).abs()) - tiny
     offset = torch.where(ahead, torch.minimum(at_pivot, at_end), at_pivot)
+    if is_rounded(least, lower.dtype) or is_rounded(most, lower.dtype):
+        return slope, offset
+    exact = (slope == 1) & (lower >= least) & (upper <= most)
     return slope, torch.where(exact, torch.zeros_like(offset), offset)

@@ -27,6 +27,13 @@ class Concat(Monotone):
         ]
         return torch.cat(pieces, dim=self.axis + 1)
 
+    def magnitude(self, *sizes: Tensor) -> Tensor:
+        size = self.value(*sizes).abs()
+        return torch.where(size.isinf(), 0.0, size)
+
+    def terms(self, *shapes: Shape) -> int:
+        return 0 if all(part is None for part in self.parts) else 1  # a constant may have been rounded to the format
+
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         constant = coefficients.new_zeros(coefficients.shape[:2])
         variable = iter(shapes)

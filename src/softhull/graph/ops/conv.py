@@ -48,13 +48,19 @@ class Conv(Affine):
     def value(self, *inputs: Tensor) -> Tensor:
         return self._convolve(inputs[0], self.kernel, self.bias)
 
-    def interval(self, *inputs: Interval) -> Interval:
+    def range(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
         up, down = self.kernel.clamp(min=0), self.kernel.clamp(max=0)
         return (
             self._convolve(lower, up, self.bias) + self._convolve(upper, down, None),
             self._convolve(upper, up, self.bias) + self._convolve(lower, down, None),
         )
+
+    def magnitude(self, *sizes: Tensor) -> Tensor:
+        return self._convolve(sizes[0], self.kernel.abs(), None if self.bias is None else self.bias.abs())
+
+    def terms(self, *shapes: Shape) -> int:
+        return 2 * self.kernel[0].numel()
 
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         leading = coefficients.shape[:3]

@@ -17,6 +17,7 @@ class Erf(Sshaped):
     """``erf(x)``: convex, then concave."""
 
     name: ClassVar[str] = "Erf"
+    codomain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
     def value(self, *inputs: Tensor) -> Tensor:
         return torch.erf(inputs[0])

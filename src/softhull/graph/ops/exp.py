@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..curves import Convex
@@ -15,6 +16,7 @@ class Exp(Convex):
     """``exp(x)``: convex."""
 
     name: ClassVar[str] = "Exp"
+    codomain: ClassVar[tuple[float, float]] = (0.0, torch.inf)
 
     def value(self, *inputs: Tensor) -> Tensor:
         return inputs[0].exp()

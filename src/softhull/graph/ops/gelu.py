@@ -28,8 +28,8 @@ class _Valley(Curve):
     def interval(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
         left, right, depth = self.valley()
-        ends = self.value(lower), self.value(upper)
-        least, most = torch.minimum(*ends), torch.maximum(*ends)
+        least = torch.minimum(*(self.at_least(end, self.value(end)) for end in (lower, upper)))
+        most = torch.maximum(*(self.at_most(end, self.value(end)) for end in (lower, upper)))
         return torch.where((lower <= right) & (upper >= left), least.clamp(max=depth), least), most
 
     def convex(self, lower: Tensor, upper: Tensor) -> Segment:
@@ -66,6 +66,9 @@ class Gelu(_Valley):
         # The tail of erfc multiplies the relative error of its argument by twice the argument squared.
         return super().rounding(x, y) * (1 + (self.gain * x).square())
 
+    def steepness(self, x: Tensor, slope: Tensor) -> Tensor:
+        return slope.abs() + 1 + (self.gain * x).square()  # the factors of its terms, magnified by the tails
+
     def bend(self) -> float:
         return 1 / self.gain
 
@@ -95,6 +98,9 @@ class TanhGelu(_Valley):
     def rounding(self, x: Tensor, y: Tensor) -> Tensor:
         # The exponential inside turns the absolute error of its argument into a relative one.
         return super().rounding(x, y) * (1 + self._argument(x).abs())
+
+    def steepness(self, x: Tensor, slope: Tensor) -> Tensor:
+        return slope.abs() + 1 + x.square()  # the factors of its terms, magnified by the tails
 
     def bend(self) -> float:
         return 1.4185040087908284

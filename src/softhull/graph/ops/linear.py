@@ -32,12 +32,19 @@ class Linear(Affine):
         y = self._product(inputs[0], self.matrix)
         return y if self.bias is None else y + self.bias
 
-    def interval(self, *inputs: Interval) -> Interval:
+    def range(self, *inputs: Interval) -> Interval:
         (lower, upper) = inputs[0]
         up, down = self.matrix.clamp(min=0), self.matrix.clamp(max=0)
         y_lower = self._product(lower, up) + self._product(upper, down)
         y_upper = self._product(upper, up) + self._product(lower, down)
         return (y_lower, y_upper) if self.bias is None else (y_lower + self.bias, y_upper + self.bias)
+
+    def magnitude(self, *sizes: Tensor) -> Tensor:
+        y = self._product(sizes[0], self.matrix.abs())
+        return y if self.bias is None else y + self.bias.abs()
+
+    def terms(self, *shapes: Shape) -> int:
+        return 2 * self.matrix.shape[-1 if self.left else -2]
 
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         transposed = self.matrix.mT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..broadcast import align, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 from ..products import product_interval
+from ..rounding import largest, share, underflow
 
 # The interval rule forms the scalar products of a block of the inner dimension at once, at most this many.
 _BLOCK = 1 << 21
@@ -46,7 +48,9 @@ class MatMul(Bilinear):
                 (y_lower[..., block, :].unsqueeze(-3), y_upper[..., block, :].unsqueeze(-3)),
             )
             lower, upper = lower + least.sum(-2), upper + most.sum(-2)
-        return lower, upper
+        error = share(inner + 2, lower.dtype) * (largest(x_lower, x_upper) @ largest(y_lower, y_upper))
+        error = torch.where(error.isnan(), math.inf, error + underflow(lower.dtype))  # 0 times unbounded
+        return lower - torch.where(lower.isinf(), 0.0, error), upper + torch.where(upper.isinf(), 0.0, error)
 
     def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
         other = align(other, coefficients.ndim - 2, 2)

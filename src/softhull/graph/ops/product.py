@@ -10,6 +10,7 @@ from torch import Tensor
 from ..broadcast import align, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 from ..products import product_interval
+from ..rounding import outward
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Product(Bilinear):
         (x_lower, x_upper), (y_lower, y_upper) = inputs
         x_lower, y_lower = self._aligned(x_lower, y_lower)
         x_upper, y_upper = self._aligned(x_upper, y_upper)
-        return product_interval((x_lower, x_upper), (y_lower, y_upper))
+        return outward(*product_interval((x_lower, x_upper), (y_lower, y_upper)))
 
     def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
         target = (self.left, self.right)[side]

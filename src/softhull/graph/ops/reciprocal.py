@@ -32,7 +32,7 @@ class Reciprocal(Curve):
     def interval(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
         self.check(lower, upper)
-        return 1 / upper, 1 / lower
+        return self.at_least(upper, 1 / upper), self.at_most(lower, 1 / lower)
 
     def convex(self, lower: Tensor, upper: Tensor) -> Segment:
         return segment(lower, 0.0, torch.inf)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operator import Elementwise, Interval, Lines
+from ..rounding import is_rounded, outward
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class LeakyRelu(Elementwise):
 
     def interval(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
-        ends = self.value(lower), self.value(upper)
-        least, most = torch.minimum(*ends), torch.maximum(*ends)
+        least, most = (self.value(end) for end in (lower, upper))
+        # one rounding of the slope and one of the product
+        least, most = outward(*outward(torch.minimum(least, most), torch.maximum(least, most)))
         if self.slope < 0:  # the valley at 0
             least = torch.where((lower < 0) & (upper > 0), torch.zeros_like(least), least)
         return least, most
@@ -74,11 +76,13 @@ def _kinked_lines(lower: Tensor, upper: Tensor, left: float, free: Tensor) -> Li
     crossing = ~(below | above)
     zero, one = torch.zeros_like(lower), torch.ones_like(lower)
     fixed = torch.where(above, one, one * left)
-    support = torch.where(crossing, left + (1 - left) * free[0], fixed)
+    support = torch.where(crossing, (left + (1 - left) * free[0]).clamp(min(left, 1.0), max(left, 1.0)), fixed)
     chord = torch.where(crossing, (upper - left * lower) / torch.where(crossing, upper - lower, one), fixed)
-    outward = 1 if left <= 1 else -1
-    rounding = outward * 8 * torch.finfo(lower.dtype).eps
+    limits = torch.finfo(lower.dtype)
+    side = 1 if left <= 1 else -1
+    rounding = side * 8 * limits.eps
     at_upper = upper - chord * upper + rounding * (upper.abs() + (chord * upper).abs())
     at_lower = left * lower - chord * lower + rounding * ((left * lower).abs() + (chord * lower).abs())
-    offset = torch.maximum(at_lower, at_upper) if outward > 0 else torch.minimum(at_lower, at_upper)
-    return Lines(support, zero, chord, torch.where(crossing, offset, zero))
+    offset = torch.maximum(at_lower, at_upper) if side > 0 else torch.minimum(at_lower, at_upper)
+    drift = side * limits.eps * abs(left) * lower.clamp(max=0) if is_rounded(left, lower.dtype) else zero
+    return Lines(support, drift, chord, torch.where(crossing, offset + side * limits.tiny, zero) - drift)

@@ -15,6 +15,7 @@ class Reshape(Monotone):
     """Entries in row-major order under the shape ``target``."""
 
     name: ClassVar[str] = "Reshape"
+    exact_backward: ClassVar[bool] = True
     target: Shape
 
     def value(self, *inputs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..curves import Convex
@@ -17,6 +18,7 @@ class Rsqrt(Convex):
     """``1 / sqrt(x)`` for ``x > 0``: convex."""
 
     name: ClassVar[str] = "Rsqrt"
+    codomain: ClassVar[tuple[float, float]] = (0.0, torch.inf)
     label: str = ""
 
     def value(self, *inputs: Tensor) -> Tensor:
@@ -31,4 +33,4 @@ class Rsqrt(Convex):
     def interval(self, *inputs: Interval) -> Interval:
         lower, upper = inputs[0]
         self.check(lower, upper)
-        return upper.rsqrt(), lower.rsqrt()
+        return self.at_least(upper, upper.rsqrt()), self.at_most(lower, lower.rsqrt())

@@ -22,10 +22,18 @@ class Scale(Affine):
     def value(self, *inputs: Tensor) -> Tensor:
         return self.factor * inputs[0] + self.shift
 
-    def interval(self, *inputs: Interval) -> Interval:
+    def range(self, *inputs: Interval) -> Interval:
         (lower, upper) = inputs[0]
         a, b = self.factor * lower, self.factor * upper
         return torch.minimum(a, b) + self.shift, torch.maximum(a, b) + self.shift
+
+    def magnitude(self, *sizes: Tensor) -> Tensor:
+        # A mask of -inf is exact; where it is asked for, the constant is infinite and says so.
+        shift = self.shift.abs()
+        return self.factor.abs() * sizes[0] + shift.where(shift.isfinite(), torch.zeros_like(shift))
+
+    def terms(self, *shapes: Shape) -> int:
+        return 2
 
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         charged = coefficients * self.shift

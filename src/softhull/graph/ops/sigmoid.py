@@ -16,6 +16,7 @@ class Sigmoid(Sshaped):
     """``1 / (1 + exp(-x))``: convex, then concave."""
 
     name: ClassVar[str] = "Sigmoid"
+    codomain: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def value(self, *inputs: Tensor) -> Tensor:
         return torch.sigmoid(inputs[0])

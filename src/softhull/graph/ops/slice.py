@@ -15,6 +15,7 @@ class Slice(Monotone):
     """``ranges`` holds one ``(start, stop, step)`` per axis, non-negative, ``step >= 1``."""
 
     name: ClassVar[str] = "Slice"
+    exact_backward: ClassVar[bool] = True
     ranges: tuple[tuple[int, int, int], ...]
 
     def _index(self) -> tuple[slice, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operator import Interval, Operator
+from ..rounding import outward, share, underflow
 
 
 def _log_sum_exp_of_others(x: Tensor, axis: int) -> Tensor:
@@ -33,6 +34,18 @@ class Softmax(Operator):
         """Exact: every output grows with its own input and falls with the others."""
         lower, upper = inputs[0]
         axis = self.axis + 1
-        least = torch.sigmoid(lower - _log_sum_exp_of_others(upper, axis))
-        most = torch.sigmoid(upper - _log_sum_exp_of_others(lower, axis))
+        top = upper.amax(axis, keepdim=True)
+        lower, upper = outward(lower - top, upper - top)
+        low, high = (end.masked_fill(end.isinf(), 0.0) for end in (lower, upper))
+        extent = torch.maximum(low.abs(), high.abs()).amax(axis, keepdim=True)
+        # Every one of the sums in a row rounds numbers up to the extent; the sigmoid is relative to itself.
+        error = share(4 * lower.shape[axis], lower.dtype) * (1 + extent)
+        least = torch.sigmoid(lower - _log_sum_exp_of_others(upper, axis) - error)
+        most = torch.sigmoid(upper - _log_sum_exp_of_others(lower, axis) + error)
+        relative, tiny = share(8, lower.dtype), underflow(lower.dtype)
+        # Masked entries have probability 0 and an entry alone has 1, exactly.
+        visible = upper.isfinite()
+        certain = visible & (visible.sum(axis, keepdim=True) == 1)
+        least = torch.where(certain, 1.0, (least - relative * least - tiny).clamp(min=0))
+        most = torch.where(visible, (most + relative * most + tiny).clamp(max=1), 0.0)
         return least, most

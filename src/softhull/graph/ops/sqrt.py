@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..curves import Concave
@@ -16,6 +17,7 @@ class Sqrt(Concave):
     """``sqrt(x)`` for ``x > 0``: concave."""
 
     name: ClassVar[str] = "Sqrt"
+    codomain: ClassVar[tuple[float, float]] = (0.0, torch.inf)
     label: str = ""
 
     def value(self, *inputs: Tensor) -> Tensor:

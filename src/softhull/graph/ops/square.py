@@ -17,6 +17,7 @@ class Square(Convex):
     """``x * x``: convex."""
 
     name: ClassVar[str] = "Square"
+    codomain: ClassVar[tuple[float, float]] = (0.0, torch.inf)
 
     def value(self, *inputs: Tensor) -> Tensor:
         return inputs[0] * inputs[0]
@@ -28,4 +29,6 @@ class Square(Convex):
         lower, upper = inputs[0]
         a, b = lower * lower, upper * upper
         least = torch.where((lower <= 0) & (upper >= 0), torch.zeros_like(a), torch.minimum(a, b))
-        return least, torch.maximum(a, b)
+        # the least is never below zero, the error of the most is that of its own rounding
+        most = torch.maximum(a, b)
+        return self.at_least(least, least), self.at_most(most, most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +22,9 @@ class Sum(Monotone):
     def value(self, *inputs: Tensor) -> Tensor:
         total = inputs[0].sum(tuple(axis + 1 for axis in self.axes), keepdim=True)
         return total if self.divisor == 1 else total / self.divisor
+
+    def terms(self, *shapes: Shape) -> int:
+        return math.prod(shapes[0][axis] for axis in self.axes) + 1
 
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         leading = coefficients.shape[:2]

@@ -16,6 +16,7 @@ class Tanh(Sshaped):
     """``tanh(x)``: convex, then concave."""
 
     name: ClassVar[str] = "Tanh"
+    codomain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
     def value(self, *inputs: Tensor) -> Tensor:
         return torch.tanh(inputs[0])

@@ -15,6 +15,7 @@ class Transpose(Monotone):
     """Axis ``i`` of the output is axis ``order[i]`` of the input."""
 
     name: ClassVar[str] = "Transpose"
+    exact_backward: ClassVar[bool] = True
     order: tuple[int, ...]
 
     def value(self, *inputs: Tensor) -> Tensor:
