@@ -1,0 +1,44 @@
+"""``softhull report``: a run store as a page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("report", short_help="A run store as one HTML page.")
+@click.argument("store", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option(
+    "--data",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A data file of the runs, where it is no longer at its old place; may be repeated.",
+)
+@click.option("--images/--no-images", default=True, show_default=True, help="Show inputs and worst inputs.")
+def command(store: Path, out: Path, data: tuple[Path, ...], images: bool) -> None:
+    """Write one self-contained HTML page about everything in STORE: tables, charts, images, what is needed to reproduce.
+
+    It opens from disk and needs no network. Inputs are shown only where the data file still holds what was verified.
+
+    \b
+    Examples
+      softhull report runs.db -o report.html
+      softhull report runs.db --data moved/images.npz
+    """
+    from ..report.html import report_html
+    from ..runs.store import Store
+
+    with Store.read(store) as opened:
+        page = report_html(opened, data, images)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    click.echo(f"wrote {out} ({len(page.encode()) / 1e6:.1f} MB)")

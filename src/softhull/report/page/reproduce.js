@@ -1,0 +1,59 @@
+"use strict";
+
+function drawReproduce() {
+  const fact = (name, value) => [element("dt", {}, name), element("dd", {}, value)];
+  const models = (task) =>
+    Array.isArray(task.models)
+      ? task.models.map((model) => element("div", {}, `${model?.path ?? "?"} `, element("code", {}, `sha256 ${model?.sha256 ?? "?"}`)))
+      : [element("code", {}, JSON.stringify(task.models))];
+  const details = tasks.map((task) =>
+    element(
+      "details",
+      {},
+      element(
+        "summary",
+        {},
+        `${QUESTION_NAMES[task.question] ?? task.question}: ${task.network}${task.score ? ` · ${task.score}` : ""} · radius ${task.eps} · ${task.label}`,
+      ),
+      element(
+        "dl",
+        {},
+        fact("networks", element("div", {}, models(task))),
+        fact("data", task.data_path),
+        fact("softhull", task.version),
+        fact("task", element("code", {}, task.hash)),
+        fact("settings", element("pre", {}, JSON.stringify(task.settings, null, 2))),
+      ),
+    ),
+  );
+  const runs = content.runs.map((run) =>
+    element(
+      "tr",
+      {},
+      element("td", { class: "left" }, run.began),
+      element("td", { class: "left" }, run.ended ?? "not ended"),
+      element("td", { class: "left" }, run.version),
+      element("td", { class: "left" }, element("code", {}, run.command)),
+    ),
+  );
+  section(
+    "reproduce",
+    "To reproduce",
+    "Every task with its settings, the hashes of its networks and the version that answered it; then the runs that filled the store.",
+    element("div", { class: "tasks" }, details),
+    element("h3", {}, "Runs"),
+    element(
+      "div",
+      { class: "scroll" },
+      element(
+        "table",
+        {},
+        element("thead", {}, element("tr", {}, ["began", "ended", "softhull", "command"].map((name) => element("th", { class: "left" }, name)))),
+        element("tbody", {}, runs),
+      ),
+    ),
+  );
+  document.getElementById("footer").replaceChildren(
+    `Written by softhull ${content.softhull} on ${content.made}. Charts by Chart.js (MIT licence).`,
+  );
+}
