@@ -21,6 +21,7 @@ from .errors import MissingExtra as MissingExtra
 from .errors import SofthullError as SofthullError
 
 if TYPE_CHECKING:
+    from .attack.score import ScoreAttack as ScoreAttack
     from .formats.datasets import load_dataset as load_dataset
     from .formats.onnx import load_onnx as load_onnx
     from .formats.torch_module import from_torch as from_torch
@@ -28,11 +29,24 @@ if TYPE_CHECKING:
     from .propagate.methods import Linear as Linear
     from .propagate.methods import Paper as Paper
     from .propagate.perturbation import Perturbation as Perturbation
+    from .solve.conic import Conic as Conic
+    from .solve.cutting import CuttingPlanes as CuttingPlanes
+    from .solve.dual import Dual as Dual
     from .verify.result import Result as Result
     from .verify.result import Verdict as Verdict
     from .verify.robustness import certified_radius as certified_radius
     from .verify.robustness import verify_robustness as verify_robustness
     from .verify.robustness import verify_specification as verify_specification
+    from .verify.scores import AffinePiece as AffinePiece
+    from .verify.scores import Brier as Brier
+    from .verify.scores import ConcavePiece as ConcavePiece
+    from .verify.scores import Confidence as Confidence
+    from .verify.scores import Entropy as Entropy
+    from .verify.scores import ErrorProbability as ErrorProbability
+    from .verify.scores import Margin as Margin
+    from .verify.scores import NegativeLogLikelihood as NegativeLogLikelihood
+    from .verify.scores import Score as Score
+    from .verify.uncertainty import UncertaintyResult as UncertaintyResult
     from .verify.uncertainty import verify_uncertainty as verify_uncertainty
 
 __version__ = "0.1.0.dev0"
@@ -51,6 +65,20 @@ _ON_FIRST_USE = {
     "certified_radius": ("verify.robustness", "onnx"),
     "verify_robustness": ("verify.robustness", "onnx"),
     "verify_specification": ("verify.robustness", "onnx"),
+    "Dual": ("solve.dual", "onnx"),
+    "CuttingPlanes": ("solve.cutting", "onnx"),
+    "Conic": ("solve.conic", "onnx"),
+    "ScoreAttack": ("attack.score", "onnx"),
+    "Score": ("verify.scores", "onnx"),
+    "AffinePiece": ("verify.scores", "onnx"),
+    "ConcavePiece": ("verify.scores", "onnx"),
+    "NegativeLogLikelihood": ("verify.scores", "onnx"),
+    "Brier": ("verify.scores", "onnx"),
+    "Confidence": ("verify.scores", "onnx"),
+    "ErrorProbability": ("verify.scores", "onnx"),
+    "Margin": ("verify.scores", "onnx"),
+    "Entropy": ("verify.scores", "onnx"),
+    "UncertaintyResult": ("verify.uncertainty", "onnx"),
     "verify_uncertainty": ("verify.uncertainty", "onnx"),
 }
 

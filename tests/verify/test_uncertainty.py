@@ -161,7 +161,7 @@ def test_a_score_of_your_own():
     x = torch.rand(2, 4, generator=generator, dtype=torch.float64)
     mine, named = (
         verify_uncertainty(graphs, x, [0, 1], Perturbation(0.1), score, Dual(steps=20), attack=QUICK)
-        for score in (SecondClass(), Confidence(of=1))
+        for score in (SecondClass(), "confidence:1")
     )
     np.testing.assert_allclose(mine.column("bound"), named.column("bound"))
 
@@ -177,14 +177,18 @@ def test_the_result_as_plain_data():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"y": [0, 3]}, InvalidInput, "label 3 is out of range"),
-        ({"y": [-1, 0]}, InvalidInput, "label -1 is out of range"),
+        ({"y": [0, 3]}, InvalidInput, "label 3 of instance 1 is out of range; the networks have classes 0 to 2"),
+        ({"y": [-1, 0]}, InvalidInput, "label -1 of instance 0 is out of range"),
         ({"y": [0.5, 0.0]}, InvalidInput, "whole-number label"),
         ({"y": [0]}, InvalidInput, "one whole-number label per instance"),
         ({"x": torch.rand(2, 5)}, InvalidInput, "what the networks take"),
         ({"x": torch.full((2, 4), torch.nan)}, InvalidInput, "not a finite number"),
         ({"x": torch.full((2, 4), 1.5)}, InvalidInput, "outside the clip range"),
         ({"score": "likelihood"}, InvalidInput, "unknown score 'likelihood'; known: nll"),
+        ({"score": "confidence:x"}, InvalidInput, "unknown score 'confidence:x'"),
+        ({"score": "confidence:7"}, InvalidInput, "there are 3 classes"),
+        ({"timeout": math.nan}, InvalidInput, "timeout must be a number"),
+        ({"timeout": -1.0}, InvalidInput, "timeout must be a number"),
         ({"score": Confidence(of=7)}, InvalidInput, "there are 3 classes"),
         ({"method": "magic"}, InvalidInput, "choose dual, lp or conic"),
         ({"bound": "lse*"}, InvalidInput, "no upper bound"),

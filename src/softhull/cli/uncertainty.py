@@ -13,7 +13,12 @@ from .options import console, parse_indices, write_json
     "--data", required=True, type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10."
 )
 @click.option("--eps", required=True, type=float, help="Radius of the perturbation.")
-@click.option("--score", default="nll", show_default=True, help="nll, brier, confidence, error, margin or entropy.")
+@click.option(
+    "--score",
+    default="nll",
+    show_default=True,
+    help="nll, brier, confidence (confidence:3 for one class), error, margin or entropy.",
+)
 @click.option("--indices", help="Which inputs, for example 0:100; default: all.")
 @click.option(
     "--bound", default="all", show_default=True, help="Softmax bounds, for example hull, er/lse, or all of them."
@@ -78,6 +83,6 @@ def command(
     answer = found.to_dict()
     for record, index in zip(answer["instances"], wanted):
         record["index"] = index
-    write_json(out, answer)
     if out != "-":
         console().print(f"{found}; {found.cpu_seconds:.1f} CPU seconds")
+    write_json(out, answer)

@@ -124,7 +124,7 @@ class Confidence(Score):
 
 
 @dataclass(frozen=True)
-class Error(Score):
+class ErrorProbability(Score):
     """``1 - p_y``, the probability given to wrong classes."""
 
     name: ClassVar[str] = "error"
@@ -166,17 +166,21 @@ class Entropy(Score):
 
 
 SCORES: dict[str, Score] = {
-    score.name: score for score in (NegativeLogLikelihood(), Brier(), Confidence(), Error(), Margin(), Entropy())
+    score.name: score
+    for score in (NegativeLogLikelihood(), Brier(), Confidence(), ErrorProbability(), Margin(), Entropy())
 }
 
 
 def find_score(score: str | Score) -> Score:
-    """A score by name, or the score itself."""
+    """A score by name (``"confidence:3"`` is the confidence in class 3), or the score itself."""
     if isinstance(score, Score):
         return score
-    if score not in SCORES:
-        raise InvalidInput(f"unknown score {score!r}; known: {', '.join(SCORES)}")
-    return SCORES[score]
+    name, colon, of = score.partition(":")
+    if name == Confidence.name and of.isdecimal():
+        return Confidence(int(of))
+    if colon or name not in SCORES:
+        raise InvalidInput(f"unknown score {score!r}; known: {', '.join(SCORES)}, and confidence:3 for one class")
+    return SCORES[name]
 
 
 def _unit(label: Tensor, like: Tensor) -> Tensor:

@@ -115,6 +115,8 @@ def verify_uncertainty(
     ``bound``: the softmax bounds, ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its
     own input. After ``timeout`` seconds the best so far is returned.
     """
+    if timeout is not None and not timeout >= 0:
+        raise InvalidInput(f"timeout must be a number of seconds of at least 0, got {timeout}")
     began, cpu = time.monotonic(), time.process_time()
     deadline = None if timeout is None else began + timeout
     score, solver, chosen = find_score(score), find_method(method), parse_bounds(bound)
@@ -172,8 +174,10 @@ def _inputs(
     if y.shape != (len(x),) or y.is_floating_point() or y.dtype == torch.bool:
         raise InvalidInput(f"y must hold one whole-number label per instance, got {y.dtype} of shape {tuple(y.shape)}")
     classes = stacks[0].classes
-    if bad := [int(label) for label in y if not 0 <= int(label) < classes]:
-        raise InvalidInput(f"label {bad[0]} is out of range; the networks have {classes} classes, from 0")
+    if len(bad := torch.nonzero((y < 0) | (y >= classes))):
+        first = int(bad[0, 0])
+        known = f"the networks have classes 0 to {classes - 1}"
+        raise InvalidInput(f"label {int(y[first])} of instance {first} is out of range; {known}")
     return x.reshape(len(x), *shape), y.long()
 
 
