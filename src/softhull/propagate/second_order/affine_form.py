@@ -1,0 +1,115 @@
+"""Affine forms: every entry of a tensor as a centre plus a linear function of noise.
+
+Two layers keep this small. The *noise* ``eps`` (n numbers in [-1, 1], the first of them the input's) is what bounds are
+taken over. The *basis* ``z = map @ eps`` (r numbers) is what forms are written in: where a network passes through a
+narrow layer, its few entries serve as basis, and all that follows is worked out in r dimensions instead of n.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..perturbation import Region
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What is known of the noise: all in ``[-1, 1]``, the first ``inputs`` in the unit ball of ``norm`` as well."""
+
+    inputs: int
+    norm: float = math.inf
+
+    def radius(self, slope: Tensor) -> Tensor:
+        """The largest ``|slope . eps|`` along the last axis."""
+        if self.norm == math.inf:
+            return slope.abs().sum(-1)
+        own, others = slope[..., : self.inputs], slope[..., self.inputs :]
+        length = own.norm(dim=-1) if self.norm == 2 else own.abs().amax(-1)
+        return torch.minimum(length, own.abs().sum(-1)) + others.abs().sum(-1)
+
+    def ball(self, n: int, device: torch.device) -> Tensor | None:
+        """The mask ``[n]`` of the noise in an l_2 ball (an l_1 ball lies in it), or None."""
+        return None if self.norm == math.inf else torch.arange(n, device=device) < self.inputs
+
+
+@dataclass(frozen=True)
+class Basis:
+    """``z = map @ eps`` for every instance: ``map [B, r, n]``, or ``map [B, n]`` where it is diagonal."""
+
+    map: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.map.shape[1]
+
+    @property
+    def noise(self) -> int:
+        return self.map.shape[-1]
+
+    @property
+    def dense(self) -> Tensor:
+        return torch.diag_embed(self.map) if self.map.ndim == 2 else self.map
+
+    def over_noise(self, slope: Tensor) -> Tensor:
+        """Slopes ``[B or 1, entries, r']`` over the first r' of the basis as slopes ``[B, entries, n]`` over the noise."""
+        r = slope.shape[-1]
+        if self.map.ndim == 3:
+            return slope @ self.map[:, :r]
+        return torch.nn.functional.pad(slope * self.map[:, None, :r], (0, self.noise - r))
+
+    def extended(self, count: int) -> Basis:
+        """``count`` fresh noise numbers, which are basis entries, too."""
+        if self.map.ndim == 2:
+            return Basis(torch.cat((self.map, self.map.new_ones(len(self.map), count)), 1))
+        B, r, n = self.map.shape
+        wide = self.map.new_zeros(B, r + count, n + count)
+        wide[:, :r, :n] = self.map
+        fresh = torch.arange(count, device=self.map.device)
+        wide[:, r + fresh, n + fresh] = 1
+        return Basis(wide)
+
+    def take(self, instances: Tensor) -> Basis:
+        return Basis(self.map[instances])
+
+
+@dataclass(frozen=True)
+class AffineForm:
+    """``centre [B, *shape] + sum_s z_s slope[:, s]`` with ``slope [B or 1, r, *shape]`` over the first r of the basis."""
+
+    centre: Tensor
+    slope: Tensor
+
+    def take(self, instances: Tensor) -> AffineForm:
+        slope = self.slope if self.slope.shape[0] == 1 else self.slope[instances]
+        return AffineForm(self.centre[instances], slope)
+
+    def padded(self, r: int) -> Tensor:
+        """The slope over ``r`` basis entries, those it does not know being zero."""
+        missing = r - self.slope.shape[1]
+        if not missing:
+            return self.slope
+        return torch.cat((self.slope, self.slope.new_zeros(self.slope.shape[0], missing, *self.slope.shape[2:])), 1)
+
+    def noise_slope(self, basis: Basis) -> Tensor:
+        """The slope over the noise: ``[B, entries, n]``."""
+        return basis.over_noise(self.slope.flatten(2).mT)
+
+
+def input_form(region: Region) -> tuple[AffineForm, Basis, Noise]:
+    """The inputs of a region as a form; its noise and a basis in which every input is one entry."""
+    if region.centre is None:
+        centre, radius = region.lower + (region.upper - region.lower) / 2, (region.upper - region.lower) / 2
+        noise = Noise(math.prod(centre.shape[1:]))
+    else:
+        centre = region.centre
+        eps = torch.as_tensor(region.eps, dtype=centre.dtype, device=centre.device)
+        radius = eps.reshape(-1, *[1] * (centre.ndim - 1)).expand(centre.shape)
+        noise = Noise(math.prod(centre.shape[1:]), region.norm)
+    shape = centre.shape[1:]
+    size = noise.inputs
+    identity = torch.eye(size, dtype=centre.dtype, device=centre.device).reshape(1, size, *shape)
+    return AffineForm(centre, identity), Basis(radius.flatten(1)), noise

@@ -1,0 +1,174 @@
+"""The Lagrangian (Shor) dual of a quadratic of the noise: which multipliers to choose, and what any choice costs.
+
+The noise ``eps`` lies in ``[-1, 1]^n``; with a mask ``ball`` its masked part lies in the unit l_2 ball as well. For any
+``d >= 0`` with ``M = diag(d) + B`` positive definite,
+
+    l.eps + eps'B eps  >=  -cost(d) - l'M^-1 l / 4,        cost(d) = max of sum_i d_i eps_i^2 over the noise.
+
+What is here searches; the promise is made by ``certified`` of the problem, for whatever ``d`` was found.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+# Multipliers start at this share of the row sums of |B|, which is nearly always enough (and 1 always is).
+_FIRST_SHARE = 0.15
+
+
+class Solved(NamedTuple):
+    """For multipliers ``d``: whether M is positive definite ``[P]``, ``x = M^-1 l / 2`` and the diagonal of M^-1."""
+
+    feasible: Tensor
+    x: Tensor
+    diagonal: Tensor
+
+
+class Problem(ABC):
+    """P quadratics ``l.eps + eps'B eps``."""
+
+    l: Tensor  # [P, n]
+    ball: Tensor | None  # [n]
+
+    @abstractmethod
+    def take(self, which: Tensor) -> Self:
+        """Some of the problems."""
+
+    @abstractmethod
+    def times(self, e: Tensor) -> Tensor:
+        """``B e`` for ``e [P, n]``."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal of B."""
+
+    @abstractmethod
+    def row_sums(self) -> Tensor:
+        """At least the row sums of ``|B|``."""
+
+    @abstractmethod
+    def solve(self, d: Tensor) -> Solved:
+        """What a step from ``d`` needs, in floating point."""
+
+    @abstractmethod
+    def certified(self, d: Tensor) -> Tensor:
+        """The dual bound ``[P]`` of given multipliers, all rounding charged; -inf where M is not proved definite."""
+
+
+def cost(d: Tensor, ball: Tensor | None) -> Tensor:
+    """The largest ``sum_i d_i eps_i^2`` over the noise, or more."""
+    if ball is None or not bool(ball.any()):
+        return d.sum(-1)
+    inside = d[..., ball]
+    return d[..., ~ball].sum(-1) + torch.minimum(inside.sum(-1), inside.amax(-1))
+
+
+def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Certified bounds ``[P]`` and their multipliers ``[P, n]`` (NaN where the bound is -inf).
+
+    At most ``steps`` factorisations; a problem is done when its bound exceeds its ``target [P]``, and hopeless when the
+    quadratic itself is below it at a corner.
+    """
+    l, ball = problem.l, problem.ball
+    corner, Be = vertex_minimiser(problem)
+    scale = problem.row_sums() + l.abs() / 2
+    start = torch.maximum((l + 2 * Be).abs() / 2, 1e-9 * l.abs().amax(-1, keepdim=True))
+    at_corner = (corner * (l + Be)).sum(-1)
+    hopeless = (at_corner < target) & target.isfinite()
+    if ball is not None:  # the corner is not noise there
+        hopeless = torch.zeros_like(hopeless)
+    value = l.new_full(l.shape[:1], -math.inf)
+    d = torch.full_like(l, torch.nan)
+    share = _FIRST_SHARE
+    while share < 4 and steps > 0:
+        active = (~value.isfinite()).nonzero()[:, 0]
+        if not len(active):
+            break
+        steps -= 1
+        tried = _levelled(_lifted(torch.maximum(start[active], share * scale[active])), ball)
+        found = problem.take(active).certified(tried)
+        good = found > -math.inf
+        value[active[good]], d[active[good]] = found[good], tried[good]
+        share *= 3
+    active = (value.isfinite() & ~(value > target) & ~hopeless).nonzero()[:, 0]
+    if steps > 0 and len(active):
+        tried = _ascend(problem.take(active), d[active], value[active], steps, target[active])
+        found = problem.take(active).certified(tried)
+        better = found > value[active]
+        value[active[better]], d[active[better]] = found[better], tried[better]
+    return value, d
+
+
+def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: int, target: Tensor) -> Tensor:
+    """Better multipliers by fixed-point steps ``d <- d sqrt(x^2 + mu diag(M^-1))`` with shrinking ``mu``.
+
+    At the optimum ``x_i^2 = 1`` wherever ``d_i > 0``; the second term is that of a logarithmic barrier and keeps M
+    definite. A step that leaves the cone is taken back half-way.
+    """
+    l, ball = problem.l, problem.ball
+    best, best_value = start.clone(), value.clone()
+    active = torch.arange(len(l), device=l.device)
+    d = start
+    weight = l.new_full(l.shape[:1], 0.1)
+    for _ in range(steps):
+        found = problem.take(active).solve(d)
+        value = -(cost(d, ball) + (l[active] * found.x).sum(-1) / 2)
+        good = found.feasible & value.isfinite()
+        better = good & (value > best_value[active])
+        best[active[better]], best_value[active[better]] = d[better], value[better]
+        barrier = weight[active] * cost(d, ball) / d.shape[-1]
+        step = (found.x.square() + barrier[:, None] * found.diagonal.clamp(min=0)).sqrt()
+        moved = _levelled(_lifted(d * step), ball, step)
+        back = _levelled((d * best[active]).sqrt(), ball)
+        weight[active] = torch.where(good, weight[active] * 0.4, weight[active])
+        d = torch.where((good & moved.isfinite().all(-1))[:, None], moved, back)
+        # A little more than the target, so that rounding does not lose it again.
+        enough = target[active] + 1e-6 * (1 + target[active].abs())
+        open_ = (~(best_value[active] > enough) & d.isfinite().all(-1)).nonzero()[:, 0]
+        active, d = active[open_], d[open_]
+        if not len(active):
+            break
+    return best
+
+
+def _lifted(d: Tensor) -> Tensor:
+    """No multiplier much smaller than the mean: it would gain nothing and cost digits."""
+    return torch.maximum(d, 1e-5 * d.mean(-1, keepdim=True))
+
+
+def _levelled(d: Tensor, ball: Tensor | None, step: Tensor | None = None) -> Tensor:
+    """One multiplier for all noise in a ball: a larger one costs nothing more."""
+    if ball is None or not bool(ball.any()):
+        return d
+    inside = d[..., ball]
+    level = inside.amax(-1, keepdim=True)
+    if step is not None:
+        level = level / step[..., ball].amax(-1, keepdim=True) * step[..., ball].norm(dim=-1, keepdim=True)
+    d = d.clone()
+    d[..., ball] = level.expand(inside.shape)
+    return d
+
+
+def vertex_minimiser(problem: Problem, rounds: int = 4) -> tuple[Tensor, Tensor]:
+    """A corner ``e [P, n]`` of the box where turning single signs gains little, and ``B e``."""
+    l, diagonal = problem.l, problem.diagonal()
+    e = torch.where(l > 0, -torch.ones_like(l), torch.ones_like(l))
+    Be = problem.times(e)
+    best, best_Be, best_value = e, Be, (e * (l + Be)).sum(-1)
+    for _ in range(rounds):
+        wrong = (l + 2 * (Be - diagonal * e)) * e  # positive: the sign should turn
+        turn = (wrong > 0) & (wrong >= 0.3 * wrong.amax(-1, keepdim=True))  # the most pressing ones together
+        if not bool(turn.any()):
+            break
+        e = torch.where(turn, -e, e)
+        Be = problem.times(e)
+        value = (e * (l + Be)).sum(-1)
+        better = value < best_value
+        best, best_Be = (torch.where(better[:, None], new, old) for new, old in ((e, best), (Be, best_Be)))
+        best_value = torch.where(better, value, best_value)
+    return best, best_Be

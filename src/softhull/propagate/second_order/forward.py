@@ -1,0 +1,315 @@
+"""Affine forms of the nodes of a graph, first to last: exact through affine operators, new noise for every relaxation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...graph.graph import Graph
+from ...graph.operator import Affine, Bilinear, Elementwise, Interval
+from ...graph.ops.matmul import MatMul
+from ...graph.ops.softmax import Softmax
+from ..crown import LinearBounds
+from .affine_form import AffineForm, Basis, input_form
+from .elementwise import parallel_band
+from .probabilities import affine_probabilities, tangent_directions
+from .remainders import Gauge
+from .scores import ProductScores
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Both factors of one product as forms over the basis of number ``basis``.
+
+    Where the rows of one of them are probabilities, ``kept`` is that side (0 or 1), ``axis`` the axis along which they
+    sum to one, ``error`` the radius of the fresh noise of each, in the shape of the factor, and ``metric [B, r', r']`` a
+    scalar product of slopes over the first r' of the basis.
+    """
+
+    x: AffineForm
+    y: AffineForm
+    basis: int
+    kept: int = 0
+    axis: int = -1
+    error: Tensor | None = None
+    metric: Tensor | None = None
+
+    def take(self, instances: Tensor) -> Factors:
+        error, metric = (None if t is None else t[instances] for t in (self.error, self.metric))
+        return replace(self, x=self.x.take(instances), y=self.y.take(instances), error=error, metric=metric)
+
+
+class Forms:
+    """The affine forms that the products of a graph need, over the region of ``bounds``.
+
+    ``factors`` are the factors of every product, ``bases`` the bases they are written in. Score differences found on the
+    way are handed to ``bounds``, whose planes then are at least as good.
+    """
+
+    def __init__(self, bounds: LinearBounds) -> None:
+        self.bounds = bounds
+        self.graph = bounds.graph
+        form, basis, self.noise = input_form(bounds.region)
+        self.bases = [basis]
+        self.factors: dict[int, Factors] = {}
+        self.errors: dict[int, Tensor] = {}  # radii of the fresh noise of probabilities
+        self._forms: dict[int, AffineForm] = {-1: form}
+        self._gauge: Gauge | None = None
+        self._metric: Tensor | None = None
+        needed = needed_forms(self.graph)
+        products = [i for i, node in enumerate(self.graph.nodes) if isinstance(node.operator, Bilinear)]
+        for index in range(-1, max(products, default=-1)):
+            bounds.check_time()
+            if index >= 0 and index in needed:
+                self._forms[index] = self._rule(index)
+            if index in self._forms and is_bottleneck(self.graph, index):
+                self._rebase(index)
+            self._collect(index + 1)
+
+    @property
+    def basis(self) -> Basis:
+        return self.bases[-1]
+
+    def interval(self, index: int) -> Interval:
+        """The range of a form."""
+        form = self._forms[index]
+        radius = self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape)
+        return form.centre - radius, form.centre + radius
+
+    def _collect(self, index: int) -> None:
+        node = self.graph.nodes[index]
+        if not isinstance(node.operator, Bilinear):
+            return
+        x, y = (self._forms[i] for i in node.inputs)
+        self.factors[index] = Factors(x, y, len(self.bases) - 1)
+        if not isinstance(node.operator, MatMul):
+            return
+        structure = self.bounds.structure
+        for side, factor in enumerate(node.inputs):
+            shape = self.graph.shape_of(factor)
+            axis = len(shape) - 1 - side
+            source = structure.source(factor)
+            if source in self.errors and structure.rows_are_softmax(factor, axis):
+                error = self.errors[source].flatten(1)[:, structure.order(factor)].unflatten(1, shape)
+                metric = self._metric if self._metric is not None else self.gauge.gram
+                self.factors[index] = replace(
+                    self.factors[index], kept=side, axis=axis, error=error, metric=metric
+                )
+                return
+
+    def _rule(self, index: int) -> AffineForm:
+        node = self.graph.nodes[index]
+        operator = node.operator
+        if isinstance(operator, Affine):
+            return self._affine(operator, [self._forms[i] for i in node.inputs])
+        if isinstance(operator, Elementwise):
+            return self._elementwise(index)
+        if isinstance(operator, Bilinear):
+            return self._product(index)
+        if isinstance(operator, Softmax):
+            return self._softmax(index)
+        raise NotImplementedError(f"no affine form for {operator.name} at {node.label}")
+
+    def _affine(self, operator: Affine, inputs: list[AffineForm]) -> AffineForm:
+        r = max(form.slope.shape[1] for form in inputs)
+        slopes = [form.padded(r) for form in inputs]
+        B = max(slope.shape[0] for slope in slopes)
+        flat = [slope.expand(B, *slope.shape[1:]).flatten(0, 1) for slope in slopes]
+        at_zero = operator.value(*(torch.zeros_like(part[:1]) for part in flat))
+        slope = operator.value(*flat) - at_zero
+        return AffineForm(operator.value(*(form.centre for form in inputs)), slope.unflatten(0, (B, r)))
+
+    def _with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor) -> AffineForm:
+        """A form plus, for every entry with a positive radius, one fresh noise number of that size."""
+        flat = radius.flatten(1)
+        fresh = flat > 0
+        count = int(fresh.sum(1).max()) if flat.numel() else 0
+        r = self.basis.size
+        slope = AffineForm(centre, slope).padded(r)
+        if not count:
+            return AffineForm(centre, slope)
+        B, size = flat.shape
+        own = flat.new_zeros(B, count, size)
+        instance, entry = fresh.nonzero(as_tuple=True)
+        number = fresh.cumsum(1)[instance, entry] - 1
+        own[instance, number, entry] = flat[instance, entry]
+        self.bases[-1] = self.basis.extended(count)
+        self._gauge = None
+        return AffineForm(centre, torch.cat((slope.expand(B, *slope.shape[1:]), own.reshape(B, count, *radius.shape[1:])), 1))
+
+    def _rebase(self, index: int) -> None:
+        """Let the entries of a node through which everything later passes be the basis, if they are fewer."""
+        form = self._forms[index]
+        mapping = form.noise_slope(self.basis)
+        alive = (mapping != 0).any(-1)
+        count = max(1, int(alive.sum(1).max()))
+        if count >= self.basis.size:
+            return
+        B, size = alive.shape
+        slope = mapping.new_zeros(B, count, size)
+        rows = mapping.new_zeros(B, count, mapping.shape[2])
+        instance, entry = alive.nonzero(as_tuple=True)
+        number = alive.cumsum(1)[instance, entry] - 1
+        slope[instance, number, entry] = 1
+        rows[instance, number] = mapping[instance, entry]
+        self.bases.append(Basis(rows))
+        self._gauge = self._metric = None
+        self._forms = {index: AffineForm(form.centre, slope.reshape(B, count, *form.centre.shape[1:]))}
+
+    @property
+    def gauge(self) -> Gauge:
+        if self._gauge is None:
+            self._gauge = Gauge(self.basis, self.noise)
+            self._metric = self._gauge.gram
+        return self._gauge
+
+    def _elementwise(self, index: int) -> AffineForm:
+        node = self.graph.nodes[index]
+        assert isinstance(node.operator, Elementwise)
+        form = self._forms[node.inputs[0]]
+        lower, upper = self.bounds.interval(node.inputs[0], node.operator)
+        least, most = self.interval(node.inputs[0])
+        lower, upper = torch.maximum(lower, least), torch.minimum(upper, most)
+        rate, middle, radius = parallel_band(node.operator, torch.minimum(lower, upper), torch.maximum(lower, upper))
+        return self._with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius)
+
+    def _product(self, index: int) -> AffineForm:
+        """The tangent of the product at the centres, and its remainder as noise."""
+        node = self.graph.nodes[index]
+        operator = node.operator
+        assert isinstance(operator, Bilinear)
+        x, y = (self._summing_to_one(i) for i in node.inputs)
+        r = self.basis.size
+        slopes = [form.padded(r) for form in (x, y)]
+        B = x.centre.shape[0]
+
+        def times(a: Tensor, b: Tensor) -> Tensor:
+            flat = [t.expand(B, r, *t.shape[2:]).flatten(0, 1) for t in (a, b)]
+            return operator.value(*flat).unflatten(0, (B, r))
+
+        slope = times(slopes[0], y.centre[:, None]) + times(x.centre[:, None], slopes[1])
+        radii = [self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape) for form in (x, y)]
+        radius = operator.value(*radii)
+        low, high = -radius, radius
+        if isinstance(operator, MatMul) and operator.left[:-2] == operator.right[:-2] and operator.left[-1] <= 64:
+            least, most = self._remainders(*slopes)
+            low, high = torch.maximum(low, least.reshape(low.shape)), torch.minimum(high, most.reshape(high.shape))
+        centre = operator.value(x.centre, y.centre) + (low + high) / 2
+        return self._with_noise(centre, slope, (high - low) / 2)
+
+    def _remainders(self, x: Tensor, y: Tensor) -> Interval:
+        """Ranges ``[B, groups, I, J]`` of ``sum_m dx_im dy_mj``."""
+        left = x.movedim(1, -1).reshape(x.shape[0], -1, *x.shape[-2:], x.shape[1])  # [B, g, I, m, r]
+        right = y.mT.movedim(1, -1).reshape(y.shape[0], -1, y.shape[-1], y.shape[-2], y.shape[1])  # [B, g, J, m, r]
+        gauge = self.gauge
+        own, other = gauge.inner(left, left), gauge.inner(right, right)
+        found = []
+        for i in range(left.shape[2]):
+            cross = gauge.inner(left[:, :, i : i + 1], right)
+            found.append(gauge.between(own[:, :, i : i + 1].expand(cross.shape), cross, other.expand(cross.shape)))
+        return torch.stack([low for low, _ in found], 2), torch.stack([high for _, high in found], 2)
+
+    def _summing_to_one(self, index: int) -> AffineForm:
+        """A form of probabilities whose rows sum to one exactly: the one with the largest error gives way."""
+        form = self._forms[index]
+        source = self.bounds.structure.source(index)
+        if source < 0 or source not in self.errors:
+            return form
+        operator = self.graph.nodes[source].operator
+        assert isinstance(operator, Softmax)
+        order = self.bounds.structure.order(index).to(form.centre.device)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        shape = self.graph.nodes[source].shape
+        axis = operator.axis - len(shape)
+
+        def rows(t: Tensor) -> Tensor:
+            return t.flatten(-len(self.graph.shape_of(index)))[..., back].unflatten(-1, shape).movedim(axis, -1)
+
+        def restored(t: Tensor) -> Tensor:
+            return t.movedim(-1, axis).flatten(-len(shape))[..., order].unflatten(-1, self.graph.shape_of(index))
+
+        centre, slope = rows(form.centre), rows(form.slope)
+        loosest = self.errors[source].movedim(axis, -1).argmax(-1, keepdim=True)
+        chosen = torch.zeros_like(centre, dtype=torch.bool).scatter(-1, loosest, True)
+        centre = torch.where(chosen, 1 - centre.masked_fill(chosen, 0.0).sum(-1, keepdim=True), centre)
+        chosen = chosen[:, None]
+        slope = torch.where(chosen, -slope.masked_fill(chosen, 0.0).sum(-1, keepdim=True), slope)
+        return AffineForm(restored(centre), restored(slope))
+
+    def _softmax(self, index: int) -> AffineForm:
+        node = self.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        axis = node.operator.axis
+        scores = ProductScores.of(self, index)
+        lower, upper = self.bounds.interval(node.inputs[0])
+        if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[axis] == 1:
+            return self._constant_rows(index)
+        found = scores.differences(self.bounds.differences(index))
+        self._hand_over(index, found)
+        affine = affine_probabilities(scores.at, found, tangent_directions(scores.at), scores.reach)
+        slope, (low, high) = scores.combined(affine.slope)
+        return self._rows_to_form(index, affine.value + (low + high) / 2, slope, affine.error + (high - low) / 2)
+
+    def _rows_to_form(self, index: int, value: Tensor, slope: Tensor, error: Tensor) -> AffineForm:
+        """``slope [B, rows, K, r]``; where a constant is closer than the affine function, the constant."""
+        node = self.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        axis = node.operator.axis
+        moved = [s for i, s in enumerate(node.shape) if i != axis] + [node.shape[axis]]
+        lower, upper = (end.movedim(axis + 1, -1).reshape(error.shape) for end in self.bounds.interval(index))
+        flat = ~(error < (upper - lower) / 2)
+        value = torch.where(flat, lower + (upper - lower) / 2, value)
+        error = torch.where(flat, (upper - lower) / 2 + 4 * torch.finfo(lower.dtype).eps, error)
+        slope = torch.where(flat[..., None], 0.0, slope)
+
+        def back(t: Tensor) -> Tensor:
+            return t.reshape(*t.shape[:-2], *moved).movedim(-1, axis - len(node.shape))
+
+        self.errors[index] = back(error)
+        return self._with_noise(back(value), back(slope.movedim(-1, 1)), self.errors[index])
+
+    def _constant_rows(self, index: int) -> AffineForm:
+        node = self.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        lower, upper = self.bounds.interval(index)
+        slope = lower.new_zeros(1, self.basis.size, *node.shape)
+        radius = (upper - lower) / 2
+        self.errors[index] = radius
+        return self._with_noise(lower + radius, slope, radius)
+
+    def _hand_over(self, index: int, found: Interval) -> None:
+        """Planes and probabilities of the linear bounds may use better differences."""
+        bounds = self.bounds
+        bounds.known_differences[index] = found
+        for kept in (bounds.planes, bounds.more_planes):
+            kept.pop(index, None)
+
+
+def needed_forms(graph: Graph) -> set[int]:
+    """The nodes whose forms the products need; scores that are a product themselves are taken from its factors."""
+    needed: set[int] = set()
+    waiting = [i for node in graph.nodes if isinstance(node.operator, Bilinear) for i in node.inputs]
+    while waiting:
+        index = waiting.pop()
+        if index < 0 or index in needed:
+            continue
+        needed.add(index)
+        node = graph.nodes[index]
+        scores = node.inputs[0] if isinstance(node.operator, Softmax) else -1
+        if scores >= 0 and ProductScores.fits(graph, index):
+            waiting.extend(graph.nodes[scores].inputs)
+        else:
+            waiting.extend(node.inputs)
+    return needed
+
+
+def is_bottleneck(graph: Graph, index: int) -> bool:
+    """Whether everything after a node depends on the input through it alone; of a node and its curve, the curve."""
+    later = graph.nodes[index + 1 :]
+    consumers = [node.operator for node in later if index in node.inputs]
+    if all(isinstance(operator, Elementwise) for operator in consumers):
+        return False
+    return all(i >= index for node in later for i in node.inputs)

@@ -1,0 +1,92 @@
+"""Quadratics of few combinations of the noise: ``B = U'C U`` with r rows of U, at O(n r^2) a step instead of O(n^3)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .dual import Problem, Solved
+from .quadratic import dual_value, rounding
+
+
+class LowRankQuadratic(Problem):
+    """Quadratics ``l.eps + eps'U'C U eps`` with ``U [P, r, n]`` and symmetric ``C [P, r, r]``.
+
+    For an ``L`` with ``L L' >= U diag(1/d) U'`` every ``z = U eps`` has ``|L^-1 z|^2 <= eps'diag(d) eps``; so M is
+    positive definite where ``K = I + L'C L`` is. By Woodbury ``M^-1 = 1/d - 1/d U'N U 1/d`` with
+    ``N = C - C L K^-1 L'C``.
+    """
+
+    def __init__(self, l: Tensor, U: Tensor, C: Tensor, ball: Tensor | None = None) -> None:
+        self.l, self.U, self.C, self.ball = l, U, C, ball
+
+    def take(self, which: Tensor) -> LowRankQuadratic:
+        if len(which) == len(self.l):
+            return self
+        return LowRankQuadratic(self.l[which], self.U[which], self.C[which], self.ball)
+
+    def times(self, e: Tensor) -> Tensor:
+        return _times(self.U, self.C, e)
+
+    def diagonal(self) -> Tensor:
+        return (self.U * (self.C @ self.U)).sum(1)
+
+    def row_sums(self) -> Tensor:
+        return _times(self.U.abs(), self.C.abs(), torch.ones_like(self.l))
+
+    def _congruence(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``L``, ``C L`` and K. The diagonal is raised by more than the rounding of W and of its factorisation."""
+        C = self.C
+        n, r = d.shape[-1], C.shape[-1]
+        eye = torch.eye(r, dtype=C.dtype, device=C.device)
+        U = torch.where((C != 0).any(-1)[..., None], self.U, 0.0)  # what C does not see must not cost digits
+        U = U * d.rsqrt()[:, None]
+        W = U @ U.mT
+        trace = W.diagonal(dim1=-2, dim2=-1).sum(-1)
+        lift = rounding(C, 4 * (n + r) + 16) * trace + torch.finfo(C.dtype).tiny
+        L, info = torch.linalg.cholesky_ex(W + (2 * lift)[:, None, None] * eye)
+        L = torch.where((info == 0)[:, None, None], L, torch.nan)
+        CL = C @ L
+        K = L.mT @ CL
+        return L, CL, eye + (K + K.mT) / 2
+
+    def _inner(self, CL: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+        """N, and whether K could be factorised."""
+        factor, info = torch.linalg.cholesky_ex(K)
+        half = torch.linalg.solve_triangular(factor, CL.mT, upper=False)
+        return self.C - half.mT @ half, info == 0
+
+    def solve(self, d: Tensor) -> Solved:
+        U, (_, CL, K) = self.U, self._congruence(d)
+        N, definite = self._inner(CL, K)
+        y = self.l / d
+        x = (y - _times(U, N, y) / d) / 2
+        inverse = 1 / d - (U * (N @ U)).sum(1) / d.square()
+        return Solved(definite & x.isfinite().all(-1), x, inverse)
+
+    def certified(self, d: Tensor) -> Tensor:
+        """A factorisation of ``K - 2t I`` that succeeds, for a ``t`` above its rounding, proves ``M >= t diag(d)``."""
+        l, U, C = self.l, self.U, self.C
+        n, r = l.shape[-1], C.shape[-1]
+        usable = d.isfinite().all(-1) & (d > 0).all(-1)
+        d = torch.where(usable[:, None], d, torch.ones_like(d))
+        L, CL, K = self._congruence(d)
+        # Rounding of the two products behind K, entry by entry, and of its factorisation.
+        size = (L.abs().mT @ C.abs() @ L.abs()).norm(dim=(-2, -1))
+        t = 2 * rounding(l, 2 * r + 16) * (K.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + 2 * size) + 1e-9
+        eye = torch.eye(r, dtype=l.dtype, device=l.device)
+        _, info = torch.linalg.cholesky_ex(K - (2 * t)[:, None, None] * eye)
+        N, _ = self._inner(CL, K)
+        y = l / d
+        y = y - _times(U, N, y) / d
+        residual = l - d * y - _times(U, C, y)
+        error = rounding(l, n + 2 * r + 8) * (l.abs() + d * y.abs() + _times(U.abs(), C.abs(), y.abs()))
+        error = error + torch.finfo(l.dtype).tiny
+        value = dual_value(l, d, y, residual, error, t[:, None] * d, self.ball)
+        return torch.where(usable & (info == 0), value, torch.full_like(value, -math.inf))
+
+
+def _times(U: Tensor, C: Tensor, e: Tensor) -> Tensor:
+    return (U.mT @ (C @ (U @ e[..., None])))[..., 0]

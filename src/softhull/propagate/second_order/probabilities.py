@@ -1,0 +1,171 @@
+"""Probabilities as affine functions of the scores: ``p_k = value_k + slope_k . (x - at) +- error_k``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...graph.operator import Interval
+
+# Rows longer than this use only their two largest scores as references below.
+_ALL_REFERENCES = 8
+_SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0)  # from the chord to the tangent
+_ROUNDINGS = 64  # more than there are operations on the way to a value
+_SHARES = (0.85, 1.0, 1.18)  # of the slope in s that matches the tangent
+
+
+@dataclass(frozen=True)
+class AffineProbabilities:
+    """``|p_k - value_k - slope_k . (x - at)| <= error_k`` for all scores with the given differences.
+
+    ``at``, ``value``, ``error`` are ``[..., K]``, ``slope [..., K, K]`` has rows that sum to zero.
+    """
+
+    at: Tensor
+    value: Tensor
+    slope: Tensor
+    error: Tensor
+
+
+def tangent_directions(at: Tensor) -> Tensor:
+    """The gradients ``[..., K, K]`` of the log-odds ``x_k - LSE(x_rest)`` at a point."""
+    K = at.shape[-1]
+    eye = torch.eye(K, dtype=at.dtype, device=at.device)
+    rest = at[..., None, :].masked_fill(eye.bool(), -torch.inf).softmax(-1)
+    return eye - rest.nan_to_num(0.0)
+
+
+def affine_probabilities(
+    at: Tensor, differences: Interval, directions: Tensor, reach: Callable[[Tensor], Interval]
+) -> AffineProbabilities:
+    """Affine functions close to softmax over all scores x with ``lower <= x_j - x_k <= upper`` (``[..., j, k]``).
+
+    ``directions`` are those of ``tangent_directions(at)``; ``reach(directions)`` bounds ``directions_k . (x - at)``,
+    at least as well as the differences do.
+
+    Above, ``p_k = sigmoid(v_k)`` and ``v_k`` is concave, so ``p_k <= sigmoid(z)`` with z its tangent; the best offset for
+    a slope is found among three points. Below, for a reference J, ``p_k >= F(y, s)`` with ``y = x_k - x_J`` and
+    chords in s (``softmax-hull``), whose planes have exact offsets for any slopes.
+    """
+    K = at.shape[-1]
+    low, high = reach(directions)
+    eye = torch.eye(K, dtype=torch.bool, device=at.device)
+    log_rest = at[..., None, :].masked_fill(eye, -torch.inf).logsumexp(-1)
+    v = at - log_rest
+    z_low, z_high = v + low, v + high
+    p = torch.sigmoid(v)
+    tangent = p * torch.sigmoid(-v)
+    width = z_high - z_low
+    wide = width > 1e-6
+    chord = torch.where(
+        wide, (torch.sigmoid(z_high) - torch.sigmoid(z_low)) / torch.where(wide, width, 1.0), tangent
+    )
+    best = AffineProbabilities(at, p, torch.zeros_like(directions), torch.full_like(p, torch.inf))
+    from_below = _Below(at, differences, directions)
+    for share in _SLOPES:
+        rate = (chord + share * (tangent - chord)).clamp(0, 0.25)
+        above = _largest_excess(rate, v, z_low, z_high)
+        below = from_below.least(rate, v)
+        # value + rate * (z - v) +- error
+        sizes = 1 + rate * (z_low.abs() + z_high.abs() + v.abs())
+        error = (above - below) / 2 + _ROUNDINGS * torch.finfo(p.dtype).eps * sizes
+        better = error < best.error
+        best = AffineProbabilities(
+            at,
+            torch.where(better, (above + below) / 2, best.value),
+            torch.where(better[..., None], rate[..., None] * directions, best.slope),
+            torch.where(better, error, best.error),
+        )
+    return best
+
+
+def _largest_excess(rate: Tensor, v: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The maximum of ``sigmoid(z) - rate * (z - v)`` over ``[low, high]``."""
+    root = (1 - 4 * rate).clamp(min=0).sqrt()
+    # The right one of the two points of slope ``rate`` is the local maximum.
+    crest = torch.log((1 + root) / (1 - root).clamp(min=torch.finfo(rate.dtype).tiny)).clamp(min=low, max=high)
+    points = (low, high, crest)
+    values = [torch.sigmoid(z) - rate * (z - v) for z in points]
+    return torch.maximum(torch.maximum(values[0], values[1]), values[2])
+
+
+class _Below:
+    """Lower bounds on ``p_k - rate * (z - v)`` over the differences."""
+
+    def __init__(self, at: Tensor, differences: Interval, directions: Tensor) -> None:
+        K = at.shape[-1]
+        self.directions = directions
+        lower, upper = differences
+        eye = torch.eye(K, dtype=torch.bool, device=at.device)
+        lower, upper = lower.masked_fill(eye, 0.0), upper.masked_fill(eye, 0.0)
+        count = K if K <= _ALL_REFERENCES else 3
+        references = at.topk(count, dim=-1).indices  # [..., refs]
+        index = references[..., None, :].expand(*at.shape, count)
+        # Differences to the reference: [..., refs, K].
+        self.low, self.high = (end.gather(-1, index).mT for end in (lower, upper))
+        chosen = at.gather(-1, references)
+        self.d = at[..., None, :] - chosen[..., :, None]
+        self.own = references[..., :, None] == torch.arange(K, device=at.device)  # [..., refs, K]
+        low, high = self.low, self.high
+        width = high - low
+        wide = width > 1e-9
+        grow = torch.where(wide, torch.expm1(width) / torch.where(wide, width, 1.0), 1 + width)
+        self.slope = torch.exp(low) * grow  # of the chord of exp over [low, high]
+        self.chord_low = torch.exp(low)
+        top = torch.exp(high)
+        # Sums over j other than k and the reference, per k: [..., refs, K]; the reference itself counts 1.
+        self.slope = self.slope.masked_fill(self.own, 0.0)
+        others_low = self.chord_low.masked_fill(self.own, 0.0)
+        others_high = top.masked_fill(self.own, 0.0)
+        self.chord_at = (others_low + self.slope * (self.d - low)).masked_fill(self.own, 0.0)
+        sums = []
+        for part in (others_low, others_high, self.chord_at):
+            sums.append(1 + (part[..., None, :].masked_fill(eye, 0.0)).sum(-1))
+        self.s_low, self.s_high, self.s_at = sums
+        self.s_at = self.s_at.clamp(min=torch.finfo(at.dtype).tiny ** 0.5)
+        self.eye = eye
+
+    def least(self, rate: Tensor, v: Tensor) -> Tensor:
+        """The best of all references and slopes in s: ``[..., K]``."""
+        best = torch.full_like(rate, -torch.inf)
+        alpha = rate[..., None, :].expand(self.s_at.shape)
+        # z - v = (y - y_at) - sum_j q_j (d_j - d_j_at) over j other than k and the reference.
+        q = -self.directions[..., None, :, :].masked_fill(self.eye, 0.0)  # [..., refs?, K outputs, K]
+        q = q.masked_fill(self.own[..., None, :], 0.0)
+        deviation_low, deviation_high = (self.low - self.d)[..., None, :], (self.high - self.d)[..., None, :]
+        slope = self.slope[..., None, :].masked_fill(self.eye, 0.0)
+        for share in _SHARES:
+            gamma = (alpha * share / self.s_at).clamp(min=torch.finfo(alpha.dtype).tiny ** 0.5)
+            offset = _exact_offset(alpha, gamma, self.low, self.high, self.s_low, self.s_high)
+            # p >= alpha y - gamma s + offset; what is left of its slope in d_j is paid for at its worst.
+            left = alpha[..., None] * q - gamma[..., None] * slope
+            worst = torch.minimum(left * deviation_low, left * deviation_high).sum(-1)
+            value = alpha * self.d - gamma * self.s_at + offset + worst
+            sizes = alpha * (self.low.abs() + self.high.abs()) + gamma * (self.s_at + self.s_high)
+            sizes = sizes + (left.abs() * torch.maximum(deviation_low.abs(), deviation_high.abs())).sum(-1)
+            value = value - _ROUNDINGS * torch.finfo(value.dtype).eps * (1 + sizes)
+            value = torch.where(self.own | ~value.isfinite(), -torch.inf, value)
+            best = torch.maximum(best, value.amax(-2))
+        return best
+
+
+def _exact_offset(alpha: Tensor, gamma: Tensor, a: Tensor, b: Tensor, s_low: Tensor, s_high: Tensor) -> Tensor:
+    """The minimum of ``F(y, s) + gamma s - alpha y`` for ``F = e^y / (e^y + s)``, y in [a, b], s in [s_low, s_high].
+
+    Minimised over s first, the function of y is convex, then concave: two points decide.
+    """
+    root = (1 - 4 * alpha).clamp(min=0).sqrt()
+    p = 2 * alpha / (1 + root)
+    ratio = torch.minimum(torch.maximum(alpha / gamma, s_low), s_high)
+    stationary = torch.where(p > 0, torch.log(p / (1 - p)) + torch.log(ratio), -torch.inf)
+    stationary = torch.minimum(torch.maximum(stationary, a), b)
+
+    def at(y: Tensor) -> Tensor:
+        s = torch.exp(y / 2 - torch.log(gamma) / 2) - torch.exp(y)
+        s = torch.minimum(torch.maximum(s, s_low), s_high)
+        return torch.sigmoid(y - torch.log(s)) + gamma * s - alpha * y
+
+    return torch.minimum(at(stationary), at(b))

@@ -1,0 +1,162 @@
+"""Certified lower bounds on a quadratic of the noise: ``min l.eps + eps'B eps`` over a box, or a box met with a ball."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import InvalidInput
+from .dual import Problem, Solved, cost, maximise
+
+
+@dataclass(frozen=True)
+class QuadraticBound:
+    """``l.eps + eps'B eps >= value`` for all noise; ``-inf`` where nothing could be said.
+
+    ``d`` is the certificate: ``diag(d) + B`` is positive semidefinite and ``value`` is at most
+    ``-cost(d) - l'(diag(d) + B)^-1 l / 4`` (see ``dual.py``).
+    """
+
+    value: Tensor  # [...]
+    d: Tensor  # [..., n]
+
+
+def quadratic_lower_bound(l: Any, B: Any, ball: Any = None, *, steps: int = 12) -> QuadraticBound:
+    """Certified lower bound on ``l.eps + eps'B eps`` over ``eps`` in ``[-1, 1]^n``, batched, with its certificate.
+
+    ``l [..., n]``, ``B [..., n, n]`` (its symmetric part counts). ``ball``: a mask ``[n]`` of the noise that lies in
+    the unit l_2 ball, too. ``steps``: at most so many factorisations; 0 leaves the bound by absolute sums.
+    NaN or overflow gives ``-inf``. Rounding is charged: the value holds for the numbers as given.
+    """
+    l, B = (torch.as_tensor(part) for part in (l, B))
+    dtype = torch.promote_types(l.dtype, B.dtype)
+    if not dtype.is_floating_point:
+        dtype = torch.float64
+    l, B = l.to(dtype), B.to(dtype)
+    if l.ndim < 1 or B.shape[-2:] != (l.shape[-1], l.shape[-1]):
+        raise InvalidInput(f"l [..., n] and B [..., n, n] do not fit: {tuple(l.shape)} and {tuple(B.shape)}")
+    n = l.shape[-1]
+    if ball is not None:
+        ball = torch.as_tensor(ball, dtype=torch.bool)
+        if ball.shape != (n,):
+            raise InvalidInput(f"ball must be a mask of {n} entries, got shape {tuple(ball.shape)}")
+    leading = torch.broadcast_shapes(l.shape[:-1], B.shape[:-2])
+    problem = DenseQuadratic(l.expand(*leading, n).reshape(-1, n), B.expand(*leading, n, n).reshape(-1, n, n), ball)
+    with torch.no_grad():
+        value, d = bound_dense(problem, steps, torch.full_like(problem.l[:, 0] if n else problem.l.sum(-1), math.inf))
+    return QuadraticBound(value.reshape(leading), d.reshape(*leading, n))
+
+
+def bound_dense(problem: DenseQuadratic, steps: int, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The better of absolute sums and multipliers, and the multipliers; no more work than the target asks for."""
+    value, d = problem.absolute_sums()
+    active = (value.isfinite() & ~(value > target)).nonzero()[:, 0]
+    if steps and len(active) and problem.l.shape[1]:
+        found, tried = maximise(problem.take(active), steps, target[active])
+        better = found > value[active]
+        value[active[better]], d[active[better]] = found[better], tried[better]
+    return value, d
+
+
+class DenseQuadratic(Problem):
+    """Quadratics with matrices ``B [P, n, n]``, symmetrised here."""
+
+    def __init__(self, l: Tensor, B: Tensor, ball: Tensor | None = None) -> None:
+        self.l = l
+        self.ball = ball
+        self.B = (B + B.mT) / 2
+
+    def take(self, which: Tensor) -> DenseQuadratic:
+        part = DenseQuadratic.__new__(DenseQuadratic)
+        part.l, part.B, part.ball = self.l[which], self.B[which], self.ball
+        return part
+
+    def times(self, e: Tensor) -> Tensor:
+        return (self.B @ e[..., None])[..., 0]
+
+    def diagonal(self) -> Tensor:
+        return self.B.diagonal(dim1=-2, dim2=-1)
+
+    def row_sums(self) -> Tensor:
+        return self.B.abs().sum(-1)
+
+    def absolute_sums(self) -> tuple[Tensor, Tensor]:
+        """All terms at their worst at once: ``-|l|_1 - sum_{i != j} |B_ij| - sum_i max(0, -B_ii)``, and multipliers.
+
+        With these, M is diagonally dominant. Noise in a ball counts with the norm of its linear part.
+        """
+        diagonal, linear = self.diagonal(), self.l.abs()
+        sums = self.row_sums()
+        rows = sums - diagonal.abs() + (-diagonal).clamp(min=0)
+        rows = rows + 4 * rounding(sums, self.B.shape[-1] + 2) * sums
+        ends = linear.sum(-1)
+        if self.ball is not None and bool(self.ball.any()):
+            within = linear[..., self.ball]
+            ends = torch.minimum(within.sum(-1), within.norm(dim=-1)) + linear[..., ~self.ball].sum(-1)
+        value = -(ends + rows.sum(-1))
+        value = value - 2 * rounding(value, linear.shape[-1] + 4) * value.abs()
+        sound = value.isfinite()
+        value = torch.where(sound, value, torch.full_like(value, -math.inf))
+        return value, torch.where(sound[..., None], rows + linear / 2, torch.full_like(linear, math.inf))
+
+    def _shifted(self, d: Tensor) -> Tensor:
+        """``diag(d) + B``; noise that enters nowhere gets a diagonal of its own, which is free."""
+        idle = (self.l == 0) & (self.B == 0).all(-1)
+        return self.B + torch.diag_embed(torch.where(idle, torch.ones_like(d), d))
+
+    def solve(self, d: Tensor) -> Solved:
+        factor, info = torch.linalg.cholesky_ex(self._shifted(d))
+        inverse = torch.cholesky_inverse(factor)
+        x = (inverse @ self.l[..., None])[..., 0] / 2
+        return Solved(info == 0, x, inverse.diagonal(dim1=-2, dim2=-1))
+
+    def certified(self, d: Tensor) -> Tensor:
+        """A Cholesky factorisation of ``M - 2c I`` that succeeds proves ``M >= c I`` for a ``c`` above its rounding.
+
+        With ``y`` close to ``M^-1 l`` and ``r = l - M y``: ``l'M^-1 l = y.(l + r) + r'M^-1 r <= y.(l + r) + |r|^2 / c``.
+        """
+        l, n = self.l, self.l.shape[-1]
+        tiny = torch.finfo(l.dtype).tiny
+        usable = d.isfinite().all(-1) & (d >= 0).all(-1)
+        d = torch.where(usable[:, None], d, torch.ones_like(d))
+        M = self._shifted(d)
+        # The symmetric part and the diagonal are rounded once each; (n + 3) u tr(M) covers the factorisation.
+        trace = M.diagonal(dim1=-2, dim2=-1).abs().sum(-1)
+        c = 2 * rounding(l, n + 6) * trace + 4 * rounding(l, 2) * M.norm(dim=(-2, -1)) + 64 * tiny
+        eye = torch.eye(n, dtype=l.dtype, device=l.device)
+        factor, info = torch.linalg.cholesky_ex(M - (2 * c)[:, None, None] * eye)
+        usable = usable & (info == 0)
+        y = torch.cholesky_solve(l[..., None], factor)[..., 0]
+        y = y + torch.cholesky_solve((l - (M @ y[..., None])[..., 0])[..., None], factor)[..., 0]
+        residual = l - (M @ y[..., None])[..., 0]
+        error = rounding(l, n + 8) * ((M.abs() @ y.abs()[..., None])[..., 0] + l.abs()) + tiny
+        value = dual_value(l, d, y, residual, error, c[:, None].expand(l.shape), self.ball)
+        return torch.where(usable, value, torch.full_like(value, -math.inf))
+
+
+def dual_value(
+    l: Tensor, d: Tensor, y: Tensor, residual: Tensor, error: Tensor, floor: Tensor, ball: Tensor | None
+) -> Tensor:
+    """``-cost(d) - l'M^-1 l / 4`` rounded down, for ``M >= diag(floor)``, ``y`` near ``M^-1 l`` and its residual.
+
+    ``error`` bounds the rounding of the residual entry by entry. -inf instead of NaN.
+    """
+    n = l.shape[-1]
+    y_size, r_size = y.abs(), residual.abs() + error
+    main = (y * l).sum(-1) + (y * residual).sum(-1)
+    charge = (y_size * error).sum(-1) + (r_size.square() / floor).sum(-1)
+    charge = charge + rounding(l, 2 * n + 6) * ((y_size * (l.abs() + r_size)).sum(-1) + charge)
+    price = cost(d, ball) * (1 + rounding(l, n + 4))
+    value = -(price + (main + charge) / 4)
+    value = value - 8 * torch.finfo(l.dtype).eps * (value.abs() + price + main.abs() + charge)
+    return torch.where(value.isfinite(), value, torch.full_like(value, -math.inf))
+
+
+def rounding(like: Tensor, n: int) -> float:
+    """``n u / (1 - n u)``: what n roundings can add up to."""
+    step = n * torch.finfo(like.dtype).eps / 2
+    return step / (1 - step) if step < 0.5 else math.inf

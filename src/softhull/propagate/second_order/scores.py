@@ -1,0 +1,129 @@
+"""Scores of a softmax as forms: by rows, with the remainders of their products bounded where they are used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...graph.graph import Graph
+from ...graph.operator import Interval
+from ...graph.ops.matmul import MatMul
+from ...graph.ops.softmax import Softmax
+
+if TYPE_CHECKING:
+    from .forward import Forms
+
+
+class ProductScores:
+    """The rows of scores of one softmax: ``at [B, rows, K]``, slopes ``[B, rows, K, r]``, and a remainder.
+
+    Where the scores are a matrix product, every row shares one factor: ``x_k = a . b_k``. A combination
+    ``sum_k c_k x_k`` then has the remainder ``da . (sum_k c_k db_k)``, which is bounded for the combination as a whole.
+    """
+
+    def __init__(self, forms: Forms, at: Tensor, slope: Tensor, shared: Tensor | None, varied: Tensor | None) -> None:
+        self.forms = forms
+        self.at = at
+        self.slope = slope
+        self._rows = at.shape[1]
+        self._own: Tensor | None = None
+        if shared is not None and varied is not None:
+            gauge = forms.gauge
+            flat = varied.flatten(2, 3)  # [B, g, K m, r]
+            K, m = varied.shape[2:4]
+            self._own = gauge.inner(shared, shared)  # [B, g, R, m, m]
+            cross = gauge.inner(shared.flatten(2, 3), flat)
+            self._cross = cross.unflatten(3, (K, m)).unflatten(2, (-1, m)).transpose(3, 4)  # [B, g, R, K, m, m]
+            other = gauge.inner(flat, flat)
+            self._other = other.unflatten(3, (K, m)).unflatten(2, (K, m)).transpose(3, 4)  # [B, g, K, K, m, m]
+
+    @staticmethod
+    def fits(graph: Graph, index: int) -> bool:
+        """Whether the scores of a softmax are a matrix product, row by row."""
+        node = graph.nodes[index]
+        if not isinstance(node.operator, Softmax) or node.inputs[0] < 0:
+            return False
+        product = graph.nodes[node.inputs[0]].operator
+        rank = len(node.shape)
+        return (
+            isinstance(product, MatMul)
+            and len(product.left) == len(product.right) == rank
+            and product.left[:-2] == product.right[:-2]
+            and node.operator.axis >= rank - 2
+        )
+
+    @staticmethod
+    def of(forms: Forms, index: int) -> ProductScores:
+        node = forms.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        axis = node.operator.axis
+        if not ProductScores.fits(forms.graph, index):
+            form = forms._forms[node.inputs[0]]
+            at = form.centre.movedim(axis + 1, -1)
+            slope = form.slope.movedim(axis + 2, -1).flatten(2, -2).movedim(1, -1)
+            return ProductScores(forms, at.reshape(at.shape[0], -1, at.shape[-1]), slope, None, None)
+        x, y = (forms._forms[i] for i in forms.graph.nodes[node.inputs[0]].inputs)
+        r = max(x.slope.shape[1], y.slope.shape[1])
+        left, right = (x.centre, x.padded(r)), (y.centre.mT, y.padded(r).mT)  # [.., I, m], [.., J, m]
+        if axis == len(node.shape) - 1:
+            shared, varied = left, right
+        else:
+            shared, varied = right, left
+        B = x.centre.shape[0]
+        a, b = (t[0].reshape(B, -1, *t[0].shape[-2:]) for t in (shared, varied))  # [B, g, R, m], [B, g, K, m]
+        da, db = (
+            t[1].movedim(1, -1).reshape(t[1].shape[0], -1, *t[1].shape[-2:], r) for t in (shared, varied)
+        )  # [B or 1, g, R, m, r], [B or 1, g, K, m, r]
+        at = a @ b.mT
+        slope = torch.einsum("bgrm,bgkms->bgrks", a, db.expand(B, *db.shape[1:]))
+        slope = slope + torch.einsum("bgkm,bgrms->bgrks", b, da.expand(B, *da.shape[1:]))
+        return ProductScores(forms, at.flatten(1, 2), slope.flatten(1, 2), da, db)
+
+    def remainder(self, c: Tensor) -> Interval:
+        """The range ``[B, rows, N]`` of the remainder of ``sum_k c_k x_k`` for weights ``c [B, rows, N, K]``."""
+        if self._own is None:
+            nothing = c.new_zeros(c.shape[:-1])
+            return nothing, nothing
+        g = self._own.shape[1]
+        lows, highs = [], []
+        weights = c.unflatten(1, (g, -1))  # [B, g, R, N, K]
+        for row in range(weights.shape[2]):
+            w = weights[:, :, row]
+            cross = torch.einsum("bgnk,bgkij->bgnij", w, self._cross[:, :, row])
+            other = torch.einsum("bgnk,bgnl,bgklij->bgnij", w, w, self._other)
+            own = self._own[:, :, row, None].expand(cross.shape)
+            low, high = self.forms.gauge.between(own, cross, other)
+            lows.append(low)
+            highs.append(high)
+        return torch.stack(lows, 2).flatten(1, 2), torch.stack(highs, 2).flatten(1, 2)
+
+    def reach(self, directions: Tensor) -> Interval:
+        """Bounds ``[B, rows, N]`` on ``directions . (x - at)`` for directions ``[B, rows, N, K]``."""
+        low, high = self.remainder(directions)
+        slope = directions @ self.slope
+        over_noise = self.forms.basis.over_noise(slope.flatten(1, 2))
+        radius = self.forms.noise.radius(over_noise).unflatten(1, slope.shape[1:3])
+        return low - radius, high + radius
+
+    def differences(self, known: Interval | None) -> Interval:
+        """Bounds ``[B, rows, K, K]`` on ``x_j - x_k``, met with what is known."""
+        K = self.at.shape[-1]
+        first, second = torch.triu_indices(K, K, 1, device=self.at.device)
+        eye = torch.eye(K, dtype=self.at.dtype, device=self.at.device)
+        c = (eye[first] - eye[second]).expand(*self.at.shape[:2], -1, -1)
+        low, high = self.reach(c)
+        apart = self.at[..., first] - self.at[..., second]
+        slack = 8 * torch.finfo(apart.dtype).eps * (self.at[..., first].abs() + self.at[..., second].abs())
+        low, high = apart + low - slack, apart + high + slack
+        lower, upper = (self.at.new_zeros(*self.at.shape, K) for _ in range(2))
+        lower[..., first, second], upper[..., first, second] = low, high
+        lower[..., second, first], upper[..., second, first] = -high, -low
+        if known is not None:
+            lower, upper = torch.maximum(lower, known[0]), torch.minimum(upper, known[1])
+        return torch.minimum(lower, upper), torch.maximum(lower, upper)
+
+    def combined(self, c: Tensor) -> tuple[Tensor, Interval]:
+        """Slopes over the basis of ``c . (x - at)``, and the range of what they leave out."""
+        return c @ self.slope, self.remainder(c)

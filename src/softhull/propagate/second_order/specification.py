@@ -1,0 +1,195 @@
+"""One specification as a quadratic of the noise: linear parts by a backward walk, products collected.
+
+A walk is that of ``crown.py``, except that a product met with coefficients is split at the centres of its factors'
+forms: ``x y = x_c y + x y_c - x_c y_c + (x - x_c)(y - y_c)``. The first three are linear and walk on; the last is a
+quadratic of the noise, exactly, and is kept. In the end
+
+    <C, node>  >=  constant + l . eps + eps'B eps        for every input of the region and its noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...graph.operator import Bilinear
+from .. import softmax as softmaxes
+from ..crown import LinearBounds
+from ..structure import pieces
+from .affine_form import Basis, Noise
+from .forward import Factors, Forms
+from .dual import maximise
+from .low_rank import LowRankQuadratic
+from .quadratic import DenseQuadratic, bound_dense, rounding
+
+
+_NEAR = 1 << 22  # bytes
+
+
+@dataclass
+class Quadratic:
+    """``constant [P] + l [P, n] . eps + sum over bases of z'C z`` with ``z = U eps``; noise beyond l is not in it."""
+
+    constant: Tensor
+    linear: Tensor
+    maps: list[Tensor]  # U [P, r, n'] with n' <= n
+    matrices: list[Tensor]  # symmetric C [P, r, r]
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """One map and one matrix for all bases."""
+        P, n = self.linear.shape
+        r = sum(m.shape[1] for m in self.maps)
+        U, C = self.linear.new_zeros(P, r, n), self.linear.new_zeros(P, r, r)
+        start = 0
+        for u, c in zip(self.maps, self.matrices):
+            end = start + u.shape[1]
+            U[:, start:end, : u.shape[2]] = u
+            C[:, start:end, start:end] = c
+            start = end
+        return U, C
+
+
+class SecondOrderBounds:
+    """Second-order lower bounds on specifications of the output over the region of ``bounds``."""
+
+    def __init__(self, bounds: LinearBounds) -> None:
+        self.forms = Forms(bounds)
+        self.bounds = bounds
+        for index in self.forms.errors:  # found once here, taken along by every piece of work
+            softmaxes._planes(bounds, index, 1, None)
+
+    def quadratic(self, rows: Tensor, instances: Tensor) -> Quadratic:
+        """The quadratics below ``<rows [P, *output], output>`` of some instances ``[P]``, repetitions allowed."""
+        bounds = self.bounds.take(instances)
+        factors = {i: found.take(instances) for i, found in self.forms.factors.items()}
+        bases = [basis.take(instances) for basis in self.forms.bases]
+        last = len(bounds.graph.nodes) - 1
+        pending = {last: rows[None]}
+        constant = rows.new_zeros(1, len(rows))
+        matrices: dict[int, Tensor] = {}
+        while (top := max(pending, default=-1)) >= 0:
+            bounds.check_time()
+            node = bounds.graph.nodes[top]
+            A = pending.pop(top)
+            if isinstance(node.operator, Bilinear):
+                split = _Split(node.operator, A[0], factors[top], bases[factors[top].basis])
+                backs, shift = split.linear()
+                number = factors[top].basis
+                found = split.matrix()
+                matrices[number] = matrices[number] + found if number in matrices else found
+            else:
+                backs, shift = bounds._step(top, A, False, None)
+            constant = constant + shift
+            for i, back in zip(node.inputs, backs):
+                pending[i] = pending[i] + back if i in pending else back
+        P = len(rows)
+        on_input = pending.get(-1, rows.new_zeros(1, P, *bounds.graph.input_shape))[0]
+        on_input = on_input.expand(P, *bounds.graph.input_shape)
+        region = bounds.region
+        if region.centre is None:
+            centre, radius = region.lower + (region.upper - region.lower) / 2, (region.upper - region.lower) / 2
+        else:
+            centre = region.centre
+            radius = torch.as_tensor(region.eps, dtype=centre.dtype).reshape(-1, *[1] * (centre.ndim - 1))
+        n = bases[-1].noise
+        linear = rows.new_zeros(P, n)
+        linear[:, : self.forms.noise.inputs] = (on_input * radius).flatten(1)
+        return Quadratic(
+            constant[0].expand(P) + (on_input * centre).flatten(1).sum(1),
+            linear,
+            [bases[number].dense for number in matrices],
+            list(matrices.values()),
+        )
+
+    def lower(self, rows: Tensor, instances: Tensor, steps: int, target: Tensor) -> Tensor:
+        """Lower bounds ``[P]`` on ``<rows, output>``; work on one ends when it exceeds its ``target [P]``."""
+        found = []
+        for part in pieces(torch.arange(len(rows)), self._together()):
+            quadratic = self.quadratic(rows[part], instances[part])
+            found.append(bound_quadratic(quadratic, self.forms.noise, steps, target[part]))
+        return torch.cat(found) if found else rows.new_zeros(0)
+
+    def _together(self) -> int:
+        """How many quadratics to work on at once: few enough to stay near the processor."""
+        entries = sum(basis.size * basis.noise for basis in self.forms.bases[-1:])
+        return max(1, _NEAR // (8 * entries))
+
+
+def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) -> Tensor:
+    """Lower bounds ``[P]`` on quadratics: absolute sums first, multipliers where those do not reach the target."""
+    l = found.linear
+    n = l.shape[1]
+    ball = noise.ball(n, l.device)
+    if not found.maps:
+        bound = found.constant - noise.radius(l)
+        return torch.where(bound.isfinite(), bound, -math.inf)
+    U, C = found.joined()
+    goal = target - found.constant
+    if U.shape[1] < 0.6 * n:
+        value, _ = maximise(LowRankQuadratic(l, U, C, ball), steps, goal)
+    else:
+        # The rounding of B, at its worst everywhere at once.
+        reach = U.abs().sum(-1, keepdim=True)
+        spread = rounding(l, 4 * U.shape[1] + 4) * (reach.mT @ (C.abs() @ reach))[:, 0, 0]
+        value, _ = bound_dense(DenseQuadratic(l, U.mT @ C @ U, ball), steps, goal + spread)
+        value = value - spread
+    bound = found.constant + value
+    return torch.where(bound.isfinite(), bound, -math.inf)
+
+
+class _Split:
+    """One product met with coefficients ``C [P, *out]``, split at the centres of its factors."""
+
+    def __init__(self, operator: Bilinear, C: Tensor, factors: Factors, basis: Basis) -> None:
+        self.operator = operator
+        self.C = C.expand(len(basis.map), *C.shape[1:])
+        self.r = basis.size
+        r = max(form.slope.shape[1] for form in (factors.x, factors.y))
+        self.slopes = factors.x.padded(r), factors.y.padded(r)
+        self.centres = [factors.x.centre, factors.y.centre]
+        self.kept = factors.kept
+        other = self.slopes[1 - self.kept]
+        spread = other.expand(len(self.C), *other.shape[1:]).transpose(0, 1)
+        # What multiplies the kept factor, per basis entry: [r, P, *shape of the kept factor].
+        self.pull = operator.contract(self.C.expand(r, *self.C.shape), self.kept, spread)
+        if factors.error is not None and factors.metric is not None:
+            self._eliminate(factors.error, factors.axis, factors.metric)
+
+    def _eliminate(self, error: Tensor, axis: int, metric: Tensor) -> None:
+        """Replace one probability of every row by one minus the others: only differences of values are multiplied.
+
+        It is the one for which the errors of the others meet the smallest differences, in a metric of the basis.
+        """
+        pull = self.pull.movedim(axis + 2, -1)  # [r, P, ..., K]
+        known = min(len(pull), metric.shape[-1])
+        lines = pull[:known].movedim(0, -1)  # [P, ..., K, r]
+        measured = (lines.flatten(1, -2) @ metric[:, :known, :known]).reshape(lines.shape)
+        inner = measured @ lines.mT
+        squares = inner.diagonal(dim1=-2, dim2=-1)
+        apart = (squares[..., :, None] + squares[..., None, :] - 2 * inner).clamp(min=0).sqrt()
+        price = (error.movedim(axis + 1, -1)[..., :, None] * apart).sum(-2)
+        reference = price.argmin(-1, keepdim=True)  # [P, ..., 1]
+        centre = self.centres[self.kept].movedim(axis + 1, -1)
+        chosen = torch.zeros_like(centre, dtype=torch.bool).scatter(-1, reference, True)
+        centre = torch.where(chosen, 1 - centre.masked_fill(chosen, 0.0).sum(-1, keepdim=True), centre)
+        self.centres[self.kept] = centre.movedim(-1, axis + 1)
+        pull = pull - pull.gather(-1, reference.expand(len(pull), *reference.shape))
+        self.pull = pull.movedim(-1, axis + 2)
+
+    def linear(self) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Coefficients on both factors and the constant of the linear part, ``[1, P, ...]``."""
+        C, (x, y) = self.C[None], self.centres
+        constant = (self.C * self.operator.value(x, y)).flatten(1).sum(1)
+        return (self.operator.contract(C, 0, y[None]), self.operator.contract(C, 1, x[None])), -constant[None]
+
+    def matrix(self) -> Tensor:
+        """The symmetric matrix ``[P, r, r]`` of the product of deviations over the basis."""
+        slope = self.slopes[self.kept].flatten(2)
+        pull = self.pull.flatten(2).transpose(0, 1)  # [P, r, entries]
+        found = slope @ pull.mT
+        found = (found + found.mT) / 2
+        missing = self.r - found.shape[-1]
+        return torch.nn.functional.pad(found, (0, missing, 0, missing)) if missing else found
