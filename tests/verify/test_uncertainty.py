@@ -92,7 +92,7 @@ def test_enumerating_all_rectifier_patterns_finds_nothing_worse(seed):
     x = torch.rand(1, 2, generator=generator, dtype=torch.float64)
     lower, upper = x[0].numpy() - 0.3, x[0].numpy() + 0.3
     dense = [[node.operator for node in graph.nodes if isinstance(node.operator, Linear)] for graph in graphs]
-    layers = [[(layer.matrix.numpy().T, layer.bias.numpy()) for layer in network] for network in dense]
+    layers = [[(d.matrix.numpy().T, d.bias.numpy()) for d in network if d.bias is not None] for network in dense]
     found = pieces.pieces(layers, lower, upper)
     assert sum(pieces.area(piece.corners) for piece in found) == pytest.approx(0.36)
     for score, method in itertools.product(("nll", "error", "brier", "confidence", "margin"), (Dual(steps=60), "lp")):

@@ -175,9 +175,9 @@ def _inputs(
         raise InvalidInput(f"y must hold one whole-number label per instance, got {y.dtype} of shape {tuple(y.shape)}")
     classes = stacks[0].classes
     if len(bad := torch.nonzero((y < 0) | (y >= classes))):
-        first = int(bad[0, 0])
+        where = int(bad[0, 0])
         known = f"the networks have classes 0 to {classes - 1}"
-        raise InvalidInput(f"label {int(y[first])} of instance {first} is out of range; {known}")
+        raise InvalidInput(f"label {int(y[where])} of instance {where} is out of range; {known}")
     return x.reshape(len(x), *shape), y.long()
 
 
