@@ -25,7 +25,7 @@ import click
 )
 @click.option("--images/--no-images", default=True, show_default=True, help="Show inputs and worst inputs.")
 def command(store: Path, out: Path, data: tuple[Path, ...], images: bool) -> None:
-    """Write one self-contained HTML page about everything in STORE: tables, charts, images, what is needed to reproduce.
+    """Write one self-contained HTML page about all of STORE: tables, charts, images, what is needed to reproduce.
 
     It opens from disk and needs no network. Inputs are shown only where the data file still holds what was verified.
 

@@ -56,7 +56,19 @@ def report_content(store: Store, data: Sequence[Path] = (), images: bool = True)
 
 def _task(task: dict[str, Any], label: str, network: str, picture_set: int | None) -> dict[str, Any]:
     clip = None if task["clip_low"] is None else [task["clip_low"], task["clip_high"]]
-    kept = ("question", "data", "data_path", "eps", "norm", "property", "score", "models", "settings", "version", "hash")
+    kept = (
+        "question",
+        "data",
+        "data_path",
+        "eps",
+        "norm",
+        "property",
+        "score",
+        "models",
+        "settings",
+        "version",
+        "hash",
+    )
     plain: dict[str, Any] = {name: _plain(task[name]) for name in kept}
     # A margin is bad when it is low, every other score when it is high.
     worst_when = "low" if task["score"] == "margin" else "high"

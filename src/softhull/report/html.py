@@ -29,10 +29,8 @@ def report_html(store: Store, data: Sequence[Path] = (), images: bool = True) ->
     content = report_content(store, data, images)
     style = _part("page.css")
     chart, script = _part("chart.js"), "\n".join(_part(f"{name}.js") for name in _SCRIPTS)
-    policy = (
-        f"default-src 'none'; script-src {_fingerprint(chart)} {_fingerprint(script)}; style-src {_fingerprint(style)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    scripts = f"{_fingerprint(chart)} {_fingerprint(script)}"
+    policy = f"default-src 'none'; script-src {scripts}; style-src {_fingerprint(style)}; base-uri 'none'"
     parts = {
         "policy": policy,
         "title": html.escape(str(content["title"])),

@@ -183,7 +183,7 @@ class _Set:
             return 0.0, 1.0
         with np.errstate(invalid="ignore"):
             low, high = float(np.nanmin(self.dataset.raw)), float(np.nanmax(self.dataset.raw))
-        return (0.0, 1.0) if 0 <= low and high <= 1 else (low, high)
+        return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
 
 def _source(task: Mapping[str, Any], data: Sequence[Path]) -> Path:

@@ -8,7 +8,7 @@ function drawBrackets(rows) {
   const scored = rows.filter((row) => isScore(taskOf(row).question) && columns.bound[row] !== null);
   const byTask = grouped(scored, (row) => columns.task[row]);
   if (!byTask.size) return hideSection("brackets");
-  if (!byTask.has(bracket.task)) bracket.task = [...byTask.keys()].at(-1);
+  if (!byTask.has(bracket.task)) bracket.task = [...byTask.keys()].reduce((a, b) => (tasks[b].eps > tasks[a].eps ? b : a));
   const task = tasks[bracket.task];
   const order = {
     bound: (row) => columns.bound[row],

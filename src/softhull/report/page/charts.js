@@ -7,8 +7,7 @@ function themeColour(name) {
 }
 
 function methodColour(label) {
-  const spare = 8;
-  return themeColour(`series-${(METHODS.indexOf(label) % spare) + 1}`);
+  return themeColour(`series-${seriesOf(label, filter.question)}`);
 }
 
 // Colours of the theme are written as #rrggbb.

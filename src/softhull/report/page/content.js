@@ -7,7 +7,12 @@ const SIZE = columns.task.length;
 
 const QUESTIONS = [...new Set(tasks.map((task) => task.question))];
 const QUESTION_NAMES = { robustness: "Robustness", uncertainty: "Scores" };
-const METHODS = [...new Set(tasks.map((task) => task.label))];
+const unique = (values) => [...new Set(values)];
+const methodsOf = Object.fromEntries(
+  QUESTIONS.map((question) => [question, unique(tasks.filter((task) => task.question === question).map((task) => task.label))]),
+);
+const SERIES = 8; // colours of the theme
+const seriesOf = (label, question) => (methodsOf[question].indexOf(label) % SERIES) + 1;
 const isScore = (question) => question !== "robustness";
 
 const verdictOf = (row) => verdicts[columns.verdict[row]];

@@ -9,14 +9,14 @@ function element(tag, properties = {}, ...children) {
     else if (name.includes("-") || name === "role" || name === "for") made.setAttribute(name, value);
     else made[name] = value;
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return made;
 }
 
 function section(id, title, hint, ...children) {
   const place = document.getElementById(id);
   place.hidden = false;
-  place.replaceChildren(element("h2", {}, title), hint ? element("p", { class: "hint" }, hint) : "", ...children.flat());
+  place.replaceChildren(element("h2", {}, title), hint ? element("p", { class: "hint" }, hint) : "", ...children.flat(Infinity));
   return place;
 }
 

@@ -41,7 +41,6 @@ function drawFilters(onchange) {
   };
   const several = (name, label, values) =>
     values.length > 1 ? choice(label, [["", "all"], ...values.map((v) => [String(v), String(v)])], filter[name], tell(name)) : null;
-  const unique = (values) => [...new Set(values)];
   const seen = new Set();
   for (let row = 0; row < SIZE; row++) if (taskOf(row).question === filter.question) seen.add(verdictOf(row));
   const search = element("input", {

@@ -40,7 +40,7 @@ function showDetail(row) {
     element(
       "tr",
       {},
-      element("td", { class: "left" }, methodName(taskOf(one).label)),
+      element("td", { class: "left" }, methodName(taskOf(one).label, task.question)),
       element("td", { class: "left" }, chip(verdictOf(one))),
       ...["clean", "attack", "bound"].map((name) => element("td", {}, number(columns[name][one], 6))),
       element("td", {}, seconds(columns.cpu[one])),

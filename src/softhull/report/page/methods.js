@@ -4,7 +4,7 @@ const against = { x: null, y: null };
 
 // Bounds of one method against those of another, on the instances both answered.
 function drawScatter(rows) {
-  const labels = METHODS.filter((label) => tasks.some((task) => task.label === label && task.question === filter.question));
+  const labels = methodsOf[filter.question];
   if (labels.length < 2) return hideSection("scatter");
   if (!labels.includes(against.x)) [against.x] = labels;
   if (!labels.includes(against.y) || against.y === against.x) against.y = labels.find((label) => label !== against.x);
@@ -143,8 +143,8 @@ function drawCost(rows) {
 function drawDisagreements(rows) {
   const seen = new Set(rows.map((row) => siblingsOf(row)));
   const differing = [...seen].filter((group) => new Set(group.map(verdictOf)).size > 1);
-  const labels = METHODS.filter((label) => differing.some((group) => group.some((row) => taskOf(row).label === label)));
-  if (isScore(filter.question) || METHODS.length < 2) return hideSection("disagreements");
+  const labels = methodsOf[filter.question].filter((label) => differing.some((group) => group.some((row) => taskOf(row).label === label)));
+  if (isScore(filter.question) || methodsOf[filter.question].length < 2) return hideSection("disagreements");
   const verdictBy = (group, label) => {
     const row = group.find((one) => taskOf(one).label === label);
     return row === undefined ? null : verdictOf(row);

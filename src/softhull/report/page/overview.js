@@ -54,11 +54,11 @@ function drawHeadline(rows) {
   });
   const present = (verdict) => rows.some((row) => verdictOf(row) === verdict);
   const names = [
-    { title: "network", value: ({ task }) => task.network, left: true },
-    ...(new Set(tasks.map((task) => task.data)).size > 1 ? [{ title: "data", value: ({ task }) => task.data, left: true }] : []),
+    { title: "network", value: ({ task }) => task.network, left: true, wide: true },
+    ...(unique(tasks.map((task) => task.data)).length > 1 ? [{ title: "data", value: ({ task }) => task.data, left: true, wide: true }] : []),
     ...(score ? [{ title: "score", value: ({ task }) => task.score, left: true }] : []),
     { title: "radius", value: ({ task }) => task.eps, show: ({ task }) => number(task.eps) },
-    { title: "method", value: ({ task }) => task.label, show: ({ task }) => methodName(task.label), left: true },
+    { title: "method", value: ({ task }) => task.label, show: ({ task }) => methodName(task.label), left: true, wide: true },
     { title: "instances", value: total, show: (item) => whole(total(item)) },
   ];
   const answers = score
@@ -68,6 +68,7 @@ function drawHeadline(rows) {
           title: "certified %",
           value: (item) => count(item.rows, "certified") / total(item),
           show: (item) => shareBar(item.rows),
+          wide: true,
         },
         ...["certified", "falsified", "unknown", "misclassified"].map(of),
       ];
@@ -88,13 +89,14 @@ function drawHeadline(rows) {
       items: byTask,
       page: 100,
       caption: "One line per task",
+      stacked: true,
     }),
   );
 }
 
-function methodName(label) {
+function methodName(label, question = filter.question) {
   const dot = element("i", { class: "dot" });
-  dot.style.background = `var(--series-${(METHODS.indexOf(label) % 8) + 1})`;
+  dot.style.background = `var(--series-${seriesOf(label, question)})`;
   return element("span", { class: "method" }, dot, label);
 }
 
@@ -107,5 +109,5 @@ function shareBar(rows) {
     part.style.width = `${100 * share}%`;
     bar.append(part);
   }
-  return element("span", { class: "share" }, bar, percent(count(rows, "certified"), rows.length));
+  return element("span", { class: "share" }, bar, element("b", {}, percent(count(rows, "certified"), rows.length)));
 }

@@ -61,7 +61,9 @@ function drawPictures(rows) {
   const shown = withWorst.length ? withWorst : rows.filter((row) => inputPicture(row));
   if (!shown.length) return hideSection("pictures");
   const harm = (row) => (isScore(taskOf(row).question) && taskOf(row).worst_when === "high" ? -1 : 1) * (columns.attack[row] ?? 0);
-  const order = [...shown].sort((a, b) => harm(a) - harm(b));
+  // Every input once, where it fared worst.
+  const once = grouped([...shown].sort((a, b) => harm(a) - harm(b)), (row) => `${taskOf(row).pictures} ${columns.index[row]}`);
+  const order = [...once.values()].map(([worst]) => worst);
   const cards = order.slice(0, cardsShown).map((row) => {
     const task = taskOf(row);
     return element(
@@ -88,7 +90,7 @@ function drawPictures(rows) {
   section(
     "pictures",
     "Inputs and worst inputs",
-    `The worst first. ${content.pictures.note}`.trim(),
+    `Every input where it fared worst, the worst first. ${content.pictures.note}`.trim(),
     element("div", { class: "pictures" }, cards),
     more,
   );

@@ -1,9 +1,10 @@
 "use strict";
 
-const PAGE = 50;
+const PAGE = 25;
 
-// A table sorted by a click on a heading, one page at a time. Columns: {title, value(item), show(item), left, hint}.
-function sortableTable({ columns: fields, items, sort = null, descending = false, onclick = null, page = PAGE, caption }) {
+// A table sorted by a click on a heading, one page at a time. Columns: {title, value(item), show(item), left, hint, wide}.
+// On a phone a stacked table shows every line as a block, the wide cells across it.
+function sortableTable({ columns: fields, items, sort = null, descending = false, onclick = null, page = PAGE, caption, stacked = false }) {
   const state = { sort, descending, first: 0 };
   const body = element("tbody");
   const head = element("tr");
@@ -48,7 +49,7 @@ function sortableTable({ columns: fields, items, sort = null, descending = false
     );
     body.replaceChildren(
       ...order.slice(state.first, state.first + page).map((item) => {
-        const cells = fields.map((field) => element("td", { class: field.left ? "left" : "" }, (field.show ?? field.value)(item)));
+        const cells = fields.map((field) => element("td", { class: `${field.left ? "left" : ""} ${field.wide ? "wide" : ""}`, "data-title": field.title }, (field.show ?? field.value)(item)));
         const row = element("tr", {}, cells);
         if (onclick) {
           row.tabIndex = 0;
@@ -82,7 +83,7 @@ function sortableTable({ columns: fields, items, sort = null, descending = false
   }
 
   draw();
-  const table = element("table", {}, element("caption", {}, caption ?? ""), element("thead", {}, head), body);
+  const table = element("table", { class: stacked ? "stack" : "" }, element("caption", {}, caption ?? ""), element("thead", {}, head), body);
   if (!caption) table.firstChild.remove();
   return element("div", { class: "tabular" }, element("div", { class: "scroll", tabIndex: 0, role: "group" }, table), pager);
 }
