@@ -1,0 +1,292 @@
+"""Proofs in the language of the checker: claims in order, each with the choices from which the checker derives it.
+
+The bounds that are claimed are those that the checker itself derives, rounded down: what is written has been checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checker.balls import Balls, Floats, exact, lower_floats
+from ..checker.certificate import FORMAT, VERSION, Certificate
+from ..checker.check import LARGEST_STEP, region_of, sha256, unit_rows
+from ..checker.network import Indices, Kink, Networks, Product, Softmax, View
+from ..checker.replay import Functions, Knowledge, Rule
+from .planes import best_lower, best_upper, centre
+
+
+class Proof:
+    """Steps under construction for one input of some networks, and what they have proved."""
+
+    def __init__(
+        self, models: Sequence[str | Path], x: Floats, eps: float, norm: str, clip: Sequence[float] | None
+    ) -> None:
+        self.models, self.x = models, x.astype(np.float64).ravel()
+        self.region = {"eps": float(eps), "norm": norm, "clip": None if clip is None else [float(c) for c in clip]}
+        self.networks = Networks(models)
+        self.known = Knowledge(self.networks, region_of(self.x, eps, norm, clip))
+        self.steps: list[dict[str, Any]] = []
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {"input": self.x}
+        self.contract = False
+        self.anchors: dict[int, tuple[int, Floats, Floats]] = {}  # by softmax: step, values below and above
+        self._slopes: dict[int, str] = {}
+        self._widest = max(node.size for node in self.networks.nodes)
+
+    def certificate(self, property: dict[str, Any], index: int | None) -> Certificate:
+        models = [{"file": Path(m).name, "sha256": sha256(Path(m).read_bytes())} for m in self.models]
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "models": models,
+            "input": {"array": "input", "sha256": sha256(self.x.astype("<f8").tobytes()), "index": index},
+            "region": self.region,
+            "property": property,
+            "steps": self.steps,
+        }
+        return Certificate(header, self.arrays)
+
+    # Claims
+
+    def prepare(self, views: Sequence[View]) -> None:
+        """Claim what the relaxations on the way to some tensors need, first to last."""
+        for index in sorted(self._ancestors(views)):
+            node = self.networks.nodes[index]
+            if isinstance(node, Kink):
+                lower, upper = self.known.box(node.x)
+                crossing = np.unique(node.x.index[(lower < 0) & (upper > 0)])
+                self.claim_entries(self._whole(node.x.node), crossing)
+            elif isinstance(node, Product):
+                for view in (node.x, node.y):
+                    if not isinstance(self.networks.nodes[view.node], Softmax | Kink):
+                        self.claim_entries(self._whole(view.node), np.unique(view.index))
+            elif isinstance(node, Softmax):
+                self.prepare_softmax(index)
+
+    def prepare_softmax(self, index: int) -> None:
+        """Claim the logits of a softmax and their differences, and derive planes."""
+        node = self.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        scores = self._whole(node.x.node)
+        rows = node.x.index[node.rows]
+        self.claim_entries(scores, np.unique(rows))
+        first, second = np.triu_indices(rows.shape[1], 1)
+        pairs = np.stack((rows[:, first], rows[:, second]), -1).reshape(-1, 2)
+        self.contract, before = True, self.contract
+        self.claim_differences(scores, pairs)
+        self.contract = before
+        self.derive_planes(index)
+
+    def derive_planes(self, index: int, at: Floats | None = None) -> None:
+        """Planes below and above every output of a softmax, touching at logits ``[R, K]`` or amid what is known."""
+        node = self.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        R, K = node.rows.shape
+        below, above = np.zeros((1, R, K, 4)), np.zeros((1, R, K, K))
+        point = np.zeros((R, K))
+        for r in range(R):
+            x = self.known.logits(node, r)
+            point[r] = centre(x) if at is None else np.clip(at[r], x.low, x.high)
+            for k in range(K):
+                below[0, r, k] = best_lower(x, k, point[r])
+                above[0, r, k] = best_upper(x, k, point[r])
+        planes = self.known.derive_planes(index, below, above)
+        number = len(self.steps)
+        self.known.planes[number] = planes
+        name = self.networks.names[index]
+        self.steps.append({"claim": "planes", "tensor": name, "below": self.keep(below), "above": self.keep(above)})
+
+        def values(slope: Balls, offset: Balls) -> Floats:
+            return ((slope[0] * exact(point)[:, None]).sum(-1) + offset[0]).astype(np.float64)
+
+        low = values(planes.below_slope, planes.below)
+        self.anchors[index] = number, low, values(planes.above_slope, planes.above)
+
+    def claim_entries(self, view: View, entries: Indices, stops: bool = False) -> None:
+        for part in self._parts(entries, 2):
+            lower, upper = self._both("entries", view, unit_rows(part, view.index.size), {"entries": part}, stops)
+            self.known.learn_entries(view, part, lower, upper)
+
+    def claim_differences(self, view: View, pairs: Indices, stops: bool = False) -> None:
+        for part in self._parts(pairs, 2):
+            lower, upper = self._both("differences", view, unit_rows(part, view.index.size), {"entries": part}, stops)
+            self.known.learn_differences(view, part, lower, upper)
+
+    def _functions(self, view: View, rows: Floats) -> list[tuple[Floats, Floats, Floats, Any]]:
+        """Bounds on ``rows @ tensor``, in parts that fit a step; nothing is claimed yet."""
+        found = []
+        for part in self._parts(rows, 2):
+            balls = exact(part)
+            values, rules = self.walk([(view, np.concatenate((balls, -balls)))], False)
+            found.append((part, values[: len(part)], -values[len(part) :], rules))
+        return found
+
+    def _claim_functions(self, view: View, parts: list[tuple[Floats, Floats, Floats, Any]]) -> list[int]:
+        """The numbers of the steps that claim these bounds."""
+        for rows, lower, upper, rules in parts:
+            self.known.functions[len(self.steps)] = Functions(view.node, rows, lower, upper)
+            self._commit("functions", view, {"rows": rows}, lower, upper, rules, False)
+        return list(range(len(self.steps) - len(parts), len(self.steps)))
+
+    def claim_lead(self, view: View, label: int, rivals: Sequence[int]) -> Floats:
+        """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
+        found = np.full(len(rivals), -np.inf)
+        for self.contract in (False, True):
+            still = np.flatnonzero(~(found > 0))
+            if not len(still):
+                break
+            pairs = np.array([(label, rivals[i]) for i in still.tolist()])
+            values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
+            proved = values > 0 if not self.contract else values > -np.inf
+            found[still] = values
+            if proved.all():
+                self._differ(view, pairs, values, rules)
+            elif proved.any():
+                pairs = pairs[proved]
+                values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
+                self._differ(view, pairs, values, rules)
+        return found
+
+    def _differ(self, view: View, pairs: Indices, lower: Floats, rules: dict[str, Any]) -> None:
+        upper = np.full(len(lower), np.inf)
+        self._commit("differences", view, {"entries": pairs}, lower, upper, rules, False)
+        self.known.learn_differences(view, pairs, lower, upper)
+
+    def _both(self, claim: str, view: View, rows: Balls, what: dict[str, Any], stops: bool) -> tuple[Floats, Floats]:
+        values, rules = self.walk([(view, np.concatenate((rows, -rows)))], stops)
+        lower, upper = values[: len(rows)], -values[len(rows) :]
+        self._commit(claim, view, what, lower, upper, rules, stops)
+        return lower, upper
+
+    def walk(self, start: list[tuple[View, Balls]], stops: bool) -> tuple[Floats, dict[str, Any]]:
+        """Lower bounds as floats, and the choices made for them."""
+        chosen: dict[str, Any] = {}
+
+        def choose(index: int, A: Balls) -> Rule:
+            rule = self._choose(index, A)
+            chosen[self.networks.names[index]] = {
+                key: self.keep(value) if isinstance(value, np.ndarray) else value for key, value in rule.items()
+            }
+            return rule
+
+        values = self.known.lower_bounds(start, choose, stops)
+        return lower_floats(values).astype(np.float64), chosen
+
+    def _commit(
+        self, claim: str, view: View, what: dict[str, Any], lower: Floats, upper: Floats, rules: Any, stops: bool
+    ) -> None:
+        step = {"claim": claim, "tensor": self.networks.names[view.node]}
+        step |= {key: self.keep(value) for key, value in (what | {"lower": lower, "upper": upper}).items()}
+        self.steps.append(step | {"stops": stops, "rules": rules})
+
+    # Choices
+
+    def _choose(self, index: int, A: Balls) -> Rule:
+        node = self.networks.nodes[index]
+        if isinstance(node, Kink):
+            return {"slope": self.arrays[self._slope(index, node)]}
+        if isinstance(node, Softmax):
+            return self._choose_planes(index, node, A)
+        assert isinstance(node, Product)
+        if self.contract:
+            return self._choose_functions(node, A)
+        return {"below": np.full(node.size, 0.5), "above": np.full(node.size, 0.5)}
+
+    def _slope(self, index: int, node: Kink) -> str:
+        if index not in self._slopes:
+            lower, upper = self.known.box(node.x)
+            self._slopes[index] = self.keep((upper > -lower).astype(np.float64))
+        return self._slopes[index]
+
+    def _choose_planes(self, index: int, node: Softmax, A: Balls) -> Rule:
+        number, low, high = self.anchors[index]
+        rows = A.astype(np.float64)[:, node.rows]
+        ones = np.ones((1, *node.rows.shape))
+        return {"planes": number, "multiplier": _multiplier(rows, low, high), "below": ones, "above": ones}
+
+    def _choose_functions(self, node: Product, A: Balls) -> Rule:
+        """Of the factors that may be kept the one that loses least: half-width of x times half-width of f, summed."""
+        self.contract, before = False, self.contract
+        tried = [self._contraction(node, A, keep, reference) for keep, reference in self._kept(node, A)]
+        self.contract = before
+        _, rule, view, parts = min(tried, key=lambda found: found[0])
+        return {**rule, "functions": self._claim_functions(view, parts)}
+
+    def _contraction(
+        self, node: Product, A: Balls, keep: int, reference: Indices | None
+    ) -> tuple[float, Rule, View, list[tuple[Floats, Floats, Floats, Any]]]:
+        factors, _ = self.known.factors(node, keep, A, reference)
+        kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
+        rows = np.full((len(A), kept.index.size), -1)
+        size = self.networks.nodes[other.node].size
+        wanted = np.array([f.astype(np.float64) for f in factors.values()]).reshape(-1, size)
+        distinct, places = np.unique(wanted, axis=0, return_inverse=True)
+        for (s, a), place in zip(factors, places.ravel()):
+            rows[s, a] = place
+        view = self._whole(other.node)
+        parts = self._functions(view, distinct)
+        width = np.concatenate([upper - lower for _, lower, upper, _ in parts] or [np.zeros(0)])
+        lower, upper = self.known.box(kept)
+        loss = sum(float((upper - lower)[a] * width[rows[s, a]]) for s, a in factors)
+        rule: dict[str, Any] = {"keep": keep, "rows": rows, "weight": np.full((1, kept.index.size), 0.5)}
+        return loss, rule if reference is None else rule | {"reference": reference}, view, parts
+
+    def _kept(self, node: Product, A: Balls) -> list[tuple[int, Indices | None]]:
+        """Keep probabilities, one of every row standing for all; otherwise the factor with fewer entries in use."""
+        for keep, view in enumerate((node.x, node.y)):
+            source = self.networks.nodes[view.node]
+            if isinstance(source, Softmax) and np.array_equal(np.sort(view.index), np.arange(source.size)):
+                lower, upper = self.known.box(view)
+                place = np.argsort(view.index)  # where every probability stands in the factor
+                reference = np.full(view.index.size, -1)
+                for row in source.rows:
+                    members = place[row]
+                    reference[members] = members[np.argmax((upper - lower)[members])]
+                return [(keep, reference)]
+        used = np.flatnonzero((A.astype(np.float64)[:, node.out] != 0).any(0))
+        counts = [len(np.unique(side[used])) for side in (node.left, node.right)]
+        return [(keep, None) for keep in (0, 1) if counts[keep] == min(counts)]
+
+    # Small things
+
+    def keep(self, array: np.ndarray[Any, Any]) -> str:
+        for name, known in self.arrays.items():
+            if known is array:
+                return name
+        name = f"a{len(self.arrays)}"
+        self.arrays[name] = array
+        return name
+
+    def _whole(self, index: int) -> View:
+        return View(index, np.arange(self.networks.nodes[index].size))
+
+    def _parts(self, items: Any, sides: int) -> list[Any]:
+        step = max(1, LARGEST_STEP // (sides * self._widest))
+        return [items[i : i + step] for i in range(0, len(items), step)]
+
+    def _ancestors(self, views: Sequence[View]) -> set[int]:
+        found: set[int] = set()
+        waiting = [view.node for view in views]
+        while waiting:
+            index = waiting.pop()
+            if index in found:
+                continue
+            found.add(index)
+            node = self.networks.nodes[index]
+            inputs = [getattr(node, name) for name in ("x", "y") if hasattr(node, name)]
+            waiting += [view.node for view in (*inputs, *getattr(node, "views", ()))]
+        return found
+
+
+def _multiplier(rows: Floats, low: Floats, high: Floats) -> Floats:
+    """The multiplier ``[S, R]`` of ``sum_k p_k = 1`` that is best for planes with these values."""
+    order = rows.argsort(-1)
+    ascending = np.take_along_axis(rows, order, -1)
+    least = np.take_along_axis(np.broadcast_to(low, rows.shape), order, -1)
+    most = np.take_along_axis(np.broadcast_to(high, rows.shape), order, -1)
+    turned = 1 - least.sum(-1, keepdims=True) - (most - least).cumsum(-1) <= 0
+    turned[..., -1] = True
+    return np.take_along_axis(ascending, turned.argmax(-1)[..., None], -1)[..., 0]

@@ -1,0 +1,119 @@
+"""The file: a zip of ``header.json`` and arrays in NumPy's own format. Nothing is executed, all is limited."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidInput
+
+FORMAT, VERSION = "softhull certificate", 1
+HEADER = "header.json"
+LARGEST_HEADER = 1 << 24  # bytes
+LARGEST_MEMBERS = 1 << 28  # bytes of all members together, unpacked
+MOST_MEMBERS = 1 << 15
+SUFFIX = ".npy"
+
+
+class CertificateError(InvalidInput):
+    """A certificate that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A header as plain data and the arrays that it names."""
+
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray[Any, Any]]
+
+    def array(self, name: Any, kind: str) -> np.ndarray[Any, Any]:
+        found = self.arrays.get(name) if isinstance(name, str) else None
+        if found is None or found.dtype.kind != kind:
+            wanted = {"f": "real", "i": "whole"}[kind]
+            raise CertificateError(f"there is no array {str(name)[:40]!r} of {wanted} numbers in the certificate")
+        return found
+
+
+def read_members(path: str | Path, most: int = LARGEST_MEMBERS) -> dict[str, bytes]:
+    """The unpacked members of a zip file, within a limit on their size that holds whatever the file says of itself."""
+    found: dict[str, bytes] = {}
+    left = most
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if len(archive.infolist()) > MOST_MEMBERS:
+                raise CertificateError(f"{path}: more than {MOST_MEMBERS} members")
+            for member in archive.infolist():
+                with archive.open(member) as stream:
+                    found[member.filename] = stream.read(left + 1)
+                left -= len(found[member.filename])
+                if left < 0:
+                    raise CertificateError(f"{path}: more than {most} bytes unpacked")
+    except OSError as problem:
+        raise CertificateError(f"{path}: {problem.strerror or 'cannot be read'}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as problem:
+        if isinstance(problem, CertificateError):
+            raise
+        raise CertificateError(f"{path}: not a zip file that can be read ({problem})") from None
+    return found
+
+
+def read_array(name: str, content: bytes) -> np.ndarray[Any, Any]:
+    """One array of whole or real numbers in NumPy's format; no pickle."""
+    stream = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(stream)
+        if dtype.kind not in "iuf" or dtype.hasobject or dtype.itemsize > 8:
+            raise CertificateError(f"array {name}: {dtype} is neither whole nor real numbers")
+        if math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+            raise CertificateError(f"array {name}: its size is not the one of its contents")
+        flat = np.frombuffer(content, dtype, offset=stream.tell())
+    except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, MemoryError) as problem:
+        if isinstance(problem, CertificateError):
+            raise
+        raise CertificateError(f"array {name}: not in NumPy's format") from None
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def read_certificate(path: str | Path) -> Certificate:
+    """Header and arrays; raises CertificateError with one line where that is impossible."""
+    members = read_members(path)
+    text = members.pop(HEADER, None)
+    if text is None or len(text) > LARGEST_HEADER:
+        raise CertificateError(f"{path}: no {HEADER} of at most {LARGEST_HEADER} bytes; not a certificate")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CertificateError(f"{path}: {HEADER} is not JSON, or nested too deeply") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise CertificateError(f"{path}: not a {FORMAT}")
+    if header.get("version") != VERSION:
+        raise CertificateError(f"{path}: version {str(header.get('version'))[:20]!r}; this checker reads {VERSION}")
+    arrays = {}
+    for name, content in members.items():
+        if not name.endswith(SUFFIX):
+            raise CertificateError(f"{path}: unexpected member {name[:40]!r}")
+        found = read_array(name, content)
+        arrays[name.removesuffix(SUFFIX)] = found.astype(np.int64 if found.dtype.kind in "iu" else np.float64)
+    return Certificate(header, arrays)
+
+
+def write_certificate(path: str | Path, certificate: Certificate) -> None:
+    """The file that ``read_certificate`` reads; the same certificate gives the same bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        members = [(HEADER, json.dumps(certificate.header, indent=1).encode())]
+        for name, array in certificate.arrays.items():
+            stream = io.BytesIO()
+            np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
+            members.append((name + SUFFIX, stream.getvalue()))
+        for name, content in members:
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)

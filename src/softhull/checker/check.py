@@ -1,0 +1,258 @@
+"""Does what a certificate claims follow? Accepted, or rejected with the first step that does not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flint import arb, ctx
+
+from .balls import PRECISION, Balls, Floats, exact, round_down, round_up, zeros
+from .certificate import Certificate, CertificateError, read_array, read_certificate, read_members
+from .network import Networks, Softmax, View
+from .replay import Functions, Knowledge, Refused, Region, Rule, Rules
+from .scores import score_bound
+
+LARGEST_STEP = 1 << 19  # coefficients held at once: rows times the largest node
+LARGEST_PROOF = 1 << 28  # the same over all steps: bounds the time
+LARGEST_DATA = 1 << 30  # bytes
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The verdict; ``reason`` says what was proved, or the first step that fails and why."""
+
+    accepted: bool
+    reason: str
+    step: int | None = None
+    steps: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        verdict = "accepted" if self.accepted else "rejected"
+        return {"verdict": verdict, "reason": self.reason, "step": self.step, "steps": self.steps}
+
+
+def check_certificate(
+    path: str | Path, models: Sequence[str | Path], data: str | Path | None = None, index: int | None = None
+) -> Checked:
+    """Whether the claim of a certificate follows for these model files, and for this input where one is named.
+
+    A file that cannot be read raises a SofthullError; everything else is a verdict.
+    """
+    with ctx.workprec(PRECISION):
+        certificate = read_certificate(path)
+        networks = Networks(models)
+        try:
+            return _Check(certificate, networks, models).run(data, index)
+        except Refused as problem:
+            return Checked(False, str(problem))
+        except CertificateError as problem:
+            raise CertificateError(f"{path}: {problem}") from None
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as problem:
+            raise CertificateError(f"{path}: malformed ({type(problem).__name__}: {str(problem)[:80]})") from None
+
+
+class _Check:
+    def __init__(self, certificate: Certificate, networks: Networks, models: Sequence[str | Path]) -> None:
+        self.certificate, self.header, self.networks = certificate, certificate.header, networks
+        self._same_models(models)
+        self.known = Knowledge(networks, self._region())
+        self.scores: list[tuple[Floats, Floats]] = []
+        self.spent = 0
+
+    def run(self, data: str | Path | None, index: int | None) -> Checked:
+        if data is not None:
+            self._same_input(data, index)
+        steps = self.header["steps"]
+        for number, step in enumerate(steps):
+            try:
+                self._step(number, step)
+            except Refused as problem:
+                what = f"step {number} ({step.get('claim')} of {str(step.get('tensor'))[:80]}): {problem}"
+                return Checked(False, what, number, len(steps))
+        statement = conclusion(self.header["property"], self.networks, self.known, self.scores)
+        origin = "" if data is not None else "; the input was taken from the certificate"
+        return Checked(True, f"{statement} for every input of the region{origin}", None, len(steps))
+
+    def _same_models(self, models: Sequence[str | Path]) -> None:
+        claimed = [str(model["sha256"]) for model in self.header["models"]]
+        if len(claimed) != len(models):
+            raise Refused(f"the certificate is about {len(claimed)} models, {len(models)} were named")
+        for path, digest in zip(models, claimed):
+            if sha256(Path(path).read_bytes()) != digest:
+                raise Refused(f"{path} is not the model that the certificate is about")
+
+    def _region(self) -> Region:
+        x = self.certificate.array(self.header["input"]["array"], "f").ravel()
+        region = self.header["region"]
+        if sha256(x.astype("<f8").tobytes()) != self.header["input"]["sha256"]:
+            raise Refused("the input of the certificate is not the one its header names")
+        if x.size != self.networks.input_size or not np.isfinite(x).all():
+            raise Refused(f"the input is not {self.networks.input_size} finite numbers")
+        return region_of(x, region["eps"], str(region["norm"]), region["clip"])
+
+    def _same_input(self, data: str | Path, index: int | None) -> None:
+        members = read_members(data, LARGEST_DATA)
+        if "x.npy" not in members:
+            raise CertificateError(f"{data}: no array x; the checker reads npz files")
+        x = read_array("x", members["x.npy"])
+        at = self.header["input"].get("index") if index is None else index
+        if not isinstance(at, int) or not 0 <= at < len(x):
+            raise CertificateError(f"{data}: there is no input {at} among {len(x)}; name one with --index")
+        values = x[at].astype(np.float64) / (255 if x.dtype == np.uint8 else 1)
+        if not np.array_equal(values.ravel(), self.certificate.array(self.header["input"]["array"], "f").ravel()):
+            raise Refused(f"input {at} of {data} is not the one that the certificate is about")
+        labels = read_array("y", members["y.npy"]) if "y.npy" in members else None
+        if labels is not None and int(labels[at]) != self.header["property"]["label"]:
+            raise Refused(f"input {at} of {data} has label {int(labels[at])}, the certificate speaks of another")
+
+    # Steps
+
+    def _step(self, number: int, step: Mapping[str, Any]) -> None:
+        claim = step["claim"]
+        if claim == "planes":
+            node = self._view(step["tensor"]).node
+            below, above = (self.certificate.array(step[side], "f") for side in ("below", "above"))
+            self._spend(below.size + above.size)
+            self.known.planes[number] = self.known.derive_planes(node, below, above)
+            return
+        lower = self.certificate.array(step["lower"], "f")
+        if claim == "score":
+            upper = np.full(lower.shape, np.inf)
+            rows = self.certificate.array(step["rows"], "f")
+            start = [(view, exact(rows)) for view in self.networks.outputs]
+            self._prove(start, lower, upper, step)
+            self.scores.append((rows, lower))
+            return
+        view, upper = self._view(step["tensor"]), self.certificate.array(step["upper"], "f")
+        if claim == "functions":
+            rows = self.certificate.array(step["rows"], "f")
+            self._prove([(view, exact(rows))], lower, upper, step)
+            spread = np.zeros((len(rows), self.networks.nodes[view.node].size))
+            spread[:, view.index.ravel()] = rows
+            if len(np.unique(view.index)) < view.index.size:
+                raise Refused("functions of a tensor that repeats entries")
+            self.known.functions[number] = Functions(view.node, spread, lower, upper)
+            return
+        if claim not in ("entries", "differences"):
+            raise CertificateError(f"unknown claim {str(claim)[:40]!r}")
+        entries = self.certificate.array(step["entries"], "i")
+        shape = (len(lower),) if claim == "entries" else (len(lower), 2)
+        if entries.shape != shape or entries.min(initial=0) < 0 or entries.max(initial=0) >= view.index.size:
+            raise Refused("entries out of range")
+        self._prove([(view, unit_rows(entries, view.index.size))], lower, upper, step)
+        learn = self.known.learn_entries if claim == "entries" else self.known.learn_differences
+        learn(view, entries, lower, upper)
+
+    def _prove(self, start: list[tuple[View, Balls]], lower: Floats, upper: Floats, step: Mapping[str, Any]) -> None:
+        """The claimed bounds against those of a walk for every row and its negative, where they claim anything."""
+        rows = start[0][1]
+        if any(r.ndim != 2 or r.shape[1] != v.index.size for v, r in start):
+            raise Refused("rows of the wrong length")
+        if lower.shape != (len(rows),) or upper.shape != lower.shape or np.isnan(lower).any() or np.isnan(upper).any():
+            raise Refused("bounds of the wrong length, or a NaN")
+        if (lower == np.inf).any() or (upper == -np.inf).any():
+            raise Refused("an infinite bound")
+        sides = np.concatenate((lower, -upper))
+        wanted = np.flatnonzero(sides > -np.inf)
+        self._spend(len(wanted) * max(node.size for node in self.networks.nodes))
+        if not len(wanted):
+            return
+        both = [(view, np.concatenate((r, -r))[wanted]) for view, r in start]
+        found = self.known.lower_bounds(both, self._rules(step), bool(step.get("stops", False)))
+        for row, value, claimed in zip(wanted.tolist(), found, sides[wanted].tolist()):
+            if not value >= arb(claimed):
+                side, place = ("lower", row) if row < len(rows) else ("upper", row - len(rows))
+                raise Refused(
+                    f"{side} bound of row {place} does not follow: {claimed!r} claimed, {value.str(8)} proved"
+                )
+
+    def _rules(self, step: Mapping[str, Any]) -> Rules:
+        found: dict[int, Rule] = {}
+        for name, rule in step.get("rules", {}).items():
+            found[self._view(name).node] = {key: self._plain(value) for key, value in rule.items()}
+        return lambda index, _: found.get(index)
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if value not in self.certificate.arrays:
+                raise CertificateError(f"there is no array {value[:40]!r}")
+            return self.certificate.arrays[value]
+        return value
+
+    def _view(self, name: Any) -> View:
+        found = self.networks.tensors.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise Refused(f"the models have no tensor {str(name)[:80]!r}")
+        return found
+
+    def _spend(self, size: int) -> None:
+        self.spent += size
+        if size > LARGEST_STEP or self.spent > LARGEST_PROOF:
+            raise Refused("more rows than the checker allows; split the step")
+
+
+def unit_rows(entries: np.ndarray[Any, Any], size: int) -> Balls:
+    """Rows that pick entries ``[S]``, or differences of entries ``[S, 2]``."""
+    rows = zeros(len(entries), size)
+    pairs = entries.reshape(len(entries), -1)
+    for sign, column in zip((1, -1), pairs.T):
+        rows[np.arange(len(rows)), column] += sign
+    return rows
+
+
+def region_of(x: Floats, eps: float, norm: str, clip: Sequence[float] | None) -> Region:
+    """The inputs within ``eps`` of x, inside ``clip`` where given; ends rounded outward."""
+    if not (isinstance(eps, int | float) and math.isfinite(eps) and eps >= 0) or norm not in ("inf", "1", "2"):
+        raise Refused("a region with a radius or a norm that is none")
+    radius = arb(float(eps))
+    lower = np.array([round_down(arb(v) - radius) for v in x.tolist()])
+    upper = np.array([round_up(arb(v) + radius) for v in x.tolist()])
+    if clip is not None:
+        low, high = (float(end) for end in clip)
+        if not ((x >= low) & (x <= high)).all():
+            raise Refused("the input lies outside of the clip range")
+        lower, upper = np.maximum(lower, low), np.minimum(upper, high)
+    return Region(lower, upper) if norm == "inf" else Region(lower, upper, x, float(eps), int(norm))
+
+
+def conclusion(
+    claim: Mapping[str, Any], networks: Networks, known: Knowledge, scores: list[tuple[Floats, Floats]]
+) -> str:
+    """The property in words, where what is known implies it; otherwise Refused."""
+    label = claim["label"]
+    logits = networks.logits[0]
+    classes = logits.index.size
+    if not isinstance(label, int) or not 0 <= label < max(2, classes):
+        raise Refused(f"label {str(label)[:20]} is out of range")
+    if claim["kind"] == "score":
+        for output in networks.outputs:
+            node = networks.nodes[output.node]
+            if not isinstance(node, Softmax) or len(node.rows) != 1 or output.index.size != classes:
+                raise Refused("a score of a network that does not end in one softmax")
+        return score_bound(claim, networks, known, scores)
+    if claim["kind"] != "class" or len(networks.logits) != 1:
+        raise Refused("a property that the checker does not know")
+    if classes == 1:
+        lower, upper = (float(end.ravel()[0]) for end in known.box(logits))
+        if not (lower > 0 if label else upper < 0):
+            raise Refused("the sign of the output is not proved")
+        return f"class {label} is kept"
+    rivals = claim["rivals"]
+    if not isinstance(rivals, list) or not all(isinstance(r, int) and 0 <= r < classes for r in rivals):
+        raise Refused("rivals out of range")
+    for rival in rivals:
+        if rival != label and not known.difference(logits, label, rival) > 0:
+            raise Refused(f"it is not proved that class {label} stays ahead of class {rival}")
+    everyone = set(rivals) | {label} == set(range(classes))
+    return f"class {label} stays ahead of {'all others' if everyone else 'classes ' + json.dumps(sorted(set(rivals)))}"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,471 @@
+"""What follows from what: claims about linear functions of tensors, each derived from the model and earlier claims.
+
+A *walk* starts with coefficients C on a tensor and replaces node after node, last first, by a linear lower bound in its
+inputs; after every step ``<C, tensor> >= sum_i <A_i, pending node i> + constant`` for every input of the region. All
+coefficients are balls; where the sign of a coefficient decides which side of a relaxation is used, its positive and
+its negative part take one side each. What a walk needs to choose (slopes, weights, planes) is asked of ``rules``: the
+certificate when checking. Any choice within its range gives a true bound, so nothing of it has to be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flint import arb, arb_mat
+
+from .balls import (
+    ONE,
+    ZERO,
+    Balls,
+    Floats,
+    exact,
+    is_zero,
+    magnitude,
+    matrix,
+    minimum_over,
+    negative,
+    outward,
+    positive,
+    round_down,
+    times,
+    zeros,
+)
+from .network import Indices, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
+from .softmax import Logits, NotAPlane, lower_plane, upper_plane
+
+Rule = Mapping[str, Any]
+Rules = Callable[[int, Balls], Rule | None]
+
+
+class Refused(ValueError):
+    """A step of a proof that does not follow."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box, met with a ball of radius ``eps`` around ``centre`` in the l_1 or l_2 norm where one is given."""
+
+    lower: Floats
+    upper: Floats
+    centre: Floats | None = None
+    eps: float = 0.0
+    norm: int = 0
+
+    def minimum(self, rows: Balls) -> Balls:
+        best = minimum_over(rows, self.lower, self.upper)
+        if self.centre is None:
+            return best
+        size = magnitude(rows)
+        if self.norm == 1:
+            reach = [_largest(row) for row in size]
+        else:
+            reach = [sum((a * a for a in row), start=ZERO).sqrt() for row in size]
+        ball = times(rows, matrix(exact(self.centre)[:, None]))[:, 0] - arb(self.eps) * np.array(reach, dtype=object)
+        return np.array([a.max(b) for a, b in zip(best, ball)], dtype=object)
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Proved linear functions of one node: ``lower <= rows @ node <= upper``."""
+
+    node: int
+    rows: Floats
+    lower: Floats
+    upper: Floats
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Proved planes of one softmax: ``[P, rows, K]`` offsets and ``[P, rows, K, K]`` slopes, below and above."""
+
+    node: int
+    below_slope: Balls
+    below: Balls
+    above_slope: Balls
+    above: Balls
+
+
+class Knowledge:
+    """Everything proved so far about the tensors of the networks over one region."""
+
+    def __init__(self, networks: Networks, region: Region) -> None:
+        self.networks, self.region = networks, region
+        self.functions: dict[int, Functions] = {}
+        self.planes: dict[int, Planes] = {}
+        self._claimed: dict[int, tuple[Floats, Floats]] = {}
+        self._apart: dict[int, dict[tuple[int, int], float]] = {}
+        self._boxes: dict[int, tuple[Floats, Floats]] = {}
+        self._weights: dict[int, arb_mat] = {}  # by identity of the node; the networks keep them alive
+
+    # What is known of a node
+
+    def box(self, view: View) -> tuple[Floats, Floats]:
+        lower, upper = self._box(view.node)
+        return lower[view.index], upper[view.index]
+
+    def _box(self, index: int) -> tuple[Floats, Floats]:
+        if index not in self._boxes:
+            lower, upper = self._interval(self.networks.nodes[index])
+            if index in self._claimed:
+                lower, upper = np.maximum(lower, self._claimed[index][0]), np.minimum(upper, self._claimed[index][1])
+            self._boxes[index] = lower, upper
+        return self._boxes[index]
+
+    def _interval(self, node: Node) -> tuple[Floats, Floats]:
+        """Interval arithmetic on the boxes of the inputs of a node."""
+        if isinstance(node, Input):
+            return self.region.lower, self.region.upper
+        if isinstance(node, Kink):
+            lower, upper = (exact(end) for end in self.box(node.x))
+            slope = arb(node.slope)
+            return outward(*(positive(end) + slope * negative(end) for end in (lower, upper)))
+        if isinstance(node, Softmax):
+            ends = np.array(
+                [[self.logits(node, r).probability(k) for k in range(row.size)] for r, row in enumerate(node.rows)]
+            )
+            found = np.empty((2, node.size))
+            found[:, node.rows.ravel()] = ends.reshape(-1, 2).T
+            return found[0], found[1]
+        if isinstance(node, Product):
+            (lx, ux), (ly, uy) = ((exact(end) for end in self.box(view)) for view in (node.x, node.y))
+            corners = [a[node.left] * b[node.right] for a in (lx, ux) for b in (ly, uy)]
+            lower, upper = zeros(node.size), zeros(node.size)
+            np.add.at(lower, node.out, _fold(arb.min, corners))
+            np.add.at(upper, node.out, _fold(arb.max, corners))
+            return outward(lower, upper)
+        units = _diagonal(node.size)
+        least, most = (minimum_of(self, self.back(node, sign * units)) for sign in (ONE, -ONE))
+        bias = exact(node.bias) if isinstance(node, Sum) else ZERO
+        return outward(least + bias, -most + bias)
+
+    def logits(self, node: Softmax, row: int) -> Logits:
+        entries = node.x.index[node.rows[row]]
+        lower, upper = self._box(node.x.node)
+        low, high = lower[entries], upper[entries]
+        known = self._apart.get(node.x.node, {})
+        apart = np.array(
+            [
+                [
+                    0.0 if i == j else max(known.get((i, j), -np.inf), round_down(arb(float(p)) - arb(float(q))))
+                    for j, q in zip(entries, high)
+                ]
+                for i, p in zip(entries, low)
+            ]
+        )
+        return Logits(low, high, apart)
+
+    def difference(self, view: View, i: int, j: int) -> float:
+        """A proved lower bound on the difference of two entries of a tensor."""
+        first, second = (int(view.index.ravel()[e]) for e in (i, j))
+        return self._apart.get(view.node, {}).get((first, second), -np.inf)
+
+    # New claims
+
+    def learn_entries(self, view: View, entries: Indices, lower: Floats, upper: Floats) -> None:
+        size = self.networks.nodes[view.node].size
+        low, high = self._claimed.setdefault(view.node, (np.full(size, -np.inf), np.full(size, np.inf)))
+        places = view.index.ravel()[entries]
+        np.maximum.at(low, places, lower)
+        np.minimum.at(high, places, upper)
+        self._renew(view.node)
+
+    def learn_differences(self, view: View, pairs: Indices, lower: Floats, upper: Floats) -> None:
+        known = self._apart.setdefault(view.node, {})
+        for (i, j), low, high in zip(view.index.ravel()[pairs].tolist(), lower.tolist(), upper.tolist()):
+            known[i, j] = max(known.get((i, j), -np.inf), low)
+            known[j, i] = max(known.get((j, i), -np.inf), -high)
+        self._renew(view.node)
+
+    def _renew(self, index: int) -> None:
+        self._boxes = {i: box for i, box in self._boxes.items() if i < index}
+
+    def derive_planes(self, index: int, below: Floats, above: Floats) -> Planes:
+        """Planes from ``below [P, R, K, 4]`` (reference, theta, alpha, gamma) and ``above [Q, R, K, K]`` (pulls)."""
+        node = self.networks.nodes[index]
+        if not isinstance(node, Softmax):
+            raise Refused("planes of a node that is no softmax")
+        R, K = node.rows.shape
+        if below.shape[1:] != (R, K, 4) or above.shape[1:] != (R, K, K):
+            raise Refused("planes of the wrong shape")
+        found = [np.empty((len(p), R, K, *rest), dtype=object) for p in (below, above) for rest in ((K,), ())]
+        for r in range(R):
+            x = self.logits(node, r)
+            for k in range(K):
+                try:
+                    for p, (J, theta, alpha, gamma) in enumerate(below[:, r, k].tolist()):
+                        if int(J) != J:
+                            raise NotAPlane("a reference that is no whole number")
+                        found[0][p, r, k], found[1][p, r, k] = lower_plane(x, k, int(J), theta, alpha, gamma)
+                    for p in range(len(above)):
+                        found[2][p, r, k], found[3][p, r, k] = upper_plane(x, k, above[p, r, k])
+                except NotAPlane as problem:
+                    raise Refused(f"plane of row {r}, output {k}: {problem}") from None
+        return Planes(index, *found)
+
+    # Walks
+
+    def lower_bounds(self, start: list[tuple[View, Balls]], rules: Rules, stops: bool = False) -> Balls:
+        """Lower bounds ``[S]`` on the sum of all ``<rows, tensor>``; with ``stops`` the best on the way."""
+        pending: dict[int, Balls] = {}
+        S = len(start[0][1])
+        for view, rows in start:
+            self._put(pending, view, rows)
+        constant, best = zeros(S), None
+        while (top := max(pending)) > 0:
+            if stops:
+                here = constant + minimum_of(self, pending)
+                best = here if best is None else _fold(arb.max, [best, here])
+            node, A = self.networks.nodes[top], pending.pop(top)
+            if isinstance(node, Sum | Linear):
+                if isinstance(node, Sum):
+                    constant = constant + times(A, matrix(node.bias[:, None]))[:, 0]
+                found = self.back(node, A)
+            else:
+                rule = rules(top, A)
+                if rule is None:
+                    raise Refused("the proof does not say how to pass this node")
+                step = {Kink: self._kink, Softmax: self._softmax, Product: self._product}[type(node)]
+                found, shift = step(top, A, rule)
+                constant = constant + shift
+            for i, back in found.items():
+                pending[i] = pending[i] + back if i in pending else back
+        last = constant + self.region.minimum(pending[0])
+        return last if best is None else _fold(arb.max, [best, last])
+
+    def _put(self, pending: dict[int, Balls], view: View, rows: Balls) -> None:
+        """Coefficients on the entries of a view, added to those of its node."""
+        size = self.networks.nodes[view.node].size
+        index = view.index.ravel()
+        if view.node not in pending:
+            pending[view.node] = zeros(len(rows), size)
+        if len(np.unique(index)) == len(index):
+            pending[view.node][:, index] += rows
+        else:
+            np.add.at(pending[view.node].T, index, rows.T)
+
+    def back(self, node: Sum | Linear, A: Balls) -> dict[int, Balls]:
+        """Coefficients on the inputs of an affine node; exact up to the rounding that the balls contain."""
+        found: dict[int, Balls] = {}
+        if isinstance(node, Linear):
+            key = id(node)
+            if key not in self._weights:
+                self._weights[key] = matrix(node.weights)
+            self._put(found, node.x, times(A, self._weights[key]))
+        else:
+            for view, scale in zip(node.views, node.scales):
+                self._put(found, view, A * scale)
+        return found
+
+    def _kink(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
+        """Below: through the kink with a chosen slope between both sides. Above: the chord."""
+        node = self.networks.nodes[index]
+        assert isinstance(node, Kink)
+        share = _array(rule, "slope", len(A), node.size, low=0.0, high=1.0)
+        share = share if np.ndim(rule["slope"]) > 1 else share[0]  # one slope per entry serves all rows
+        lower, upper = self.box(node.x)
+        left = arb(node.slope)
+        low_slope, high_slope, offset = zeros(node.size), zeros(node.size), zeros(node.size)
+        for i, (low, high) in enumerate(zip(lower.tolist(), upper.tolist())):
+            if low >= 0 or high <= 0:
+                low_slope[i] = high_slope[i] = ONE if low >= 0 else left
+            else:
+                high_slope[i] = (arb(high) - left * arb(low)) / (arb(high) - arb(low))
+                offset[i] = arb(high) * (ONE - high_slope[i])
+        crossing = (lower < 0) & (upper > 0)
+        below = np.where(crossing, left + (ONE - left) * exact(share), low_slope)
+        up, down = positive(A), negative(A)
+        found: dict[int, Balls] = {}
+        self._put(found, node.x, up * below + down * high_slope)
+        return found, times(down, matrix(offset[:, None]))[:, 0]
+
+    def _softmax(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
+        """Off every row a multiple of ``sum_k p_k = 1``, then mixtures of proved planes and constant bounds."""
+        node = self.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        R, K = node.rows.shape
+        S = len(A)
+        planes = self.planes.get(int(rule["planes"]))
+        if planes is None or planes.node != index:
+            raise Refused("planes that were not derived for this node")
+        multiplier = exact(_array(rule, "multiplier", S, R))
+        rows = A[:, node.rows] - multiplier[:, :, None]
+        constant = multiplier.sum(1)
+        slope = zeros(S, R, K)
+        least, most = (end[node.rows] for end in self._box(index))
+        for part, name, slopes, offsets, rest in (
+            (positive(rows), "below", planes.below_slope, planes.below, least),
+            (negative(rows), "above", planes.above_slope, planes.above, most),
+        ):
+            weights = exact(_array(rule, name, len(offsets), R, K, low=0.0, high=1.0))
+            left = ONE - weights.sum(0)
+            if not all(w >= 0 for w in left.ravel()):
+                raise Refused("weights of planes that add up to more than 1")
+            value, gradient = left * exact(rest), zeros(R, K, K)
+            for w, s, o in zip(weights, slopes, offsets):
+                value, gradient = value + w * o, gradient + w[..., None] * s
+            constant = constant + (part * value).sum((1, 2))
+            for r in range(R):
+                slope[:, r] += times(part[:, r], matrix(gradient[r]))
+        found: dict[int, Balls] = {}
+        flat = zeros(S, node.size)
+        flat[:, node.rows.ravel()] = slope.reshape(S, -1)
+        self._put(found, node.x, flat)
+        return found, constant
+
+    def _product(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
+        node = self.networks.nodes[index]
+        assert isinstance(node, Product)
+        return self._contracted(node, A, rule) if "functions" in rule else self._term_by_term(node, A, rule)
+
+    def _term_by_term(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
+        """McCormick planes of every scalar product, mixed with one weight per output entry.
+
+        Below ``x y``: ``w (l_y x + l_x y - l_x l_y) + (1 - w) (u_y x + u_x y - u_x u_y)``, as both factors of
+        ``(x - l_x)(y - l_y) >= 0`` have one sign; above likewise from ``(x - l_x)(u_y - y) >= 0``.
+        """
+        below, above = (
+            exact(_array(rule, name, node.size, low=0.0, high=1.0))[node.out] for name in ("below", "above")
+        )
+        lx, ux = (exact(end)[node.left] for end in self.box(node.x))
+        ly, uy = (exact(end)[node.right] for end in self.box(node.y))
+        C = A[:, node.out]
+        up, down = positive(C), negative(C)
+        on_x = up * (below * ly + (ONE - below) * uy) + down * (above * uy + (ONE - above) * ly)
+        on_y = up * (below * lx + (ONE - below) * ux) + down * (above * lx + (ONE - above) * ux)
+        low = below * lx * ly + (ONE - below) * ux * uy
+        high = above * lx * uy + (ONE - above) * ux * ly
+        found: dict[int, Balls] = {}
+        self._put(found, View(node.x.node, node.x.index[node.left]), on_x)
+        self._put(found, View(node.y.node, node.y.index[node.right]), on_y)
+        return found, -(up * low + down * high).sum(1)
+
+    def _contracted(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
+        """``<A, product>`` as ``sum_a x_a f_a`` with linear functions f_a of the other factor, each bounded before.
+
+        What the proved function misses of f_a is charged to its bounds over the box of the other factor.
+        """
+        keep = int(rule["keep"])
+        kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
+        proved = self._proved(other.node, rule["functions"])
+        if keep not in (0, 1):
+            raise Refused("keep is neither 0 nor 1")
+        S, n = len(A), kept.index.size
+        rows = np.asarray(rule["rows"])
+        if rows.shape != (S, n) or rows.dtype.kind != "i" or rows.max() >= len(proved.rows) or rows.min() < -1:
+            raise Refused("rows out of range")
+        weight = _array(rule, "weight", S, n, low=0.0, high=1.0)
+        factors, certain = self.factors(node, keep, A, rule.get("reference"))
+        x_low, x_high = (exact(end) for end in self.box(kept))
+        lower, upper = self._box(other.node)
+        size = matrix(exact(np.maximum(np.abs(lower), np.abs(upper)))[:, None])
+        on_kept, on_other, constant = zeros(S, n), certain, zeros(S)
+        for (s, a), f in factors.items():
+            row = rows[s, a]
+            if row < 0:
+                raise Refused("a factor without a proved function")
+            missed = times(magnitude(f - exact(proved.rows[row]))[None], size)[0, 0]
+            low, high = arb(float(proved.lower[row])) - missed, arb(float(proved.upper[row])) + missed
+            w = arb(float(weight[s, a]))
+            pull = w * x_low[a] + (ONE - w) * x_high[a]
+            on_kept[s, a] = w * low + (ONE - w) * high
+            on_other[s] = on_other[s] + pull * f
+            constant[s] -= w * x_low[a] * low + (ONE - w) * x_high[a] * high
+        found: dict[int, Balls] = {other.node: on_other}
+        self._put(found, kept, on_kept)
+        return found, constant
+
+    def _proved(self, node: int, steps: Any) -> Functions:
+        """The functions of several steps, one after the other."""
+        found = [self.functions.get(int(step)) for step in steps]
+        parts = [part for part in found if part is not None and part.node == node]
+        if not parts or len(parts) < len(found):
+            raise Refused("functions that were not proved for this factor")
+        return Functions(
+            node, *(np.concatenate([getattr(p, name) for p in parts]) for name in ("rows", "lower", "upper"))
+        )
+
+    def factors(self, node: Product, keep: int, A: Balls, reference: Any) -> tuple[dict[tuple[int, int], Balls], Balls]:
+        """The functions f_a that are not zero, by row and kept entry, and what is left without kept factor.
+
+        ``reference[a]`` names for an entry a of a softmax row G another entry r of it (-1: none). As the entries of G
+        add up to 1, ``sum_{a in G} x_a u_a = u_r + sum_{a in G} x_a (u_a - u_r)``.
+        """
+        kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
+        mine, theirs = (node.left, node.right) if keep == 0 else (node.right, node.left)
+        S, size = len(A), self.networks.nodes[other.node].size
+        stands_for = self._references(kept, reference)
+        used = ~is_zero(A[:, node.out]).astype(bool)
+        found: dict[tuple[int, int], Balls] = {}
+        certain = zeros(S, size)
+        for s in range(S):
+            u: dict[int, Balls] = {}
+            for t in np.flatnonzero(used[s]).tolist():
+                a = int(mine[t])
+                if a not in u:
+                    u[a] = zeros(size)
+                u[a][other.index[theirs[t]]] += A[s, node.out[t]]
+            for r, *members in stands_for:
+                base = u.pop(r, None)
+                if base is not None:
+                    certain[s] = certain[s] + base
+                    for a in members:
+                        u[a] = u[a] - base if a in u else -base
+            found |= {(s, a): f for a, f in u.items()}
+        return found, certain
+
+    def _references(self, kept: View, reference: Any) -> list[list[int]]:
+        """Groups of kept entries that are whole softmax rows, each with its reference entry first."""
+        if reference is None:
+            return []
+        names = np.asarray(reference)
+        node = self.networks.nodes[kept.node]
+        if names.shape != (kept.index.size,) or names.dtype.kind != "i" or not isinstance(node, Softmax):
+            raise Refused("references to anything but a softmax")
+        rows = {frozenset(row.tolist()) for row in node.rows}
+        groups = []
+        for r in np.unique(names[names >= 0]).tolist():
+            members = np.flatnonzero(names == r).tolist()
+            whole = kept.index.ravel()[members].tolist()
+            if r not in members or len(set(whole)) < len(whole) or frozenset(whole) not in rows:
+                raise Refused("a reference for something that is not one whole softmax row")
+            groups.append([r, *(a for a in members if a != r)])
+        return groups
+
+
+def minimum_of(known: Knowledge, pending: dict[int, Balls]) -> Balls:
+    """The least value ``[S]`` of pending coefficients over the boxes of their nodes."""
+    parts = [minimum_over(A, *known._box(i)) if i else known.region.minimum(A) for i, A in pending.items()]
+    return sum(parts[1:], start=parts[0])
+
+
+def _array(rule: Rule, name: str, *shape: int, low: float = -np.inf, high: float = np.inf) -> Floats:
+    found = np.asarray(rule[name])
+    if found.dtype != np.float64 or not np.isfinite(found).all() or not ((found >= low) & (found <= high)).all():
+        raise Refused(f"{name} holds numbers outside of their range")
+    try:
+        return np.broadcast_to(found, shape)
+    except ValueError:
+        raise Refused(f"{name} has shape {found.shape}, {shape} is expected") from None
+
+
+def _largest(row: Balls) -> arb:
+    found = ZERO
+    for a in row:
+        found = found.max(a)
+    return found
+
+
+def _fold(function: Callable[[arb, arb], arb], arrays: list[Balls]) -> Balls:
+    found = arrays[0]
+    for other in arrays[1:]:
+        found = np.array([function(a, b) for a, b in zip(found.flat, other.flat)], dtype=object).reshape(found.shape)
+    return found
+
+
+def _diagonal(size: int) -> Balls:
+    found = zeros(size, size)
+    np.fill_diagonal(found, ONE)
+    return found

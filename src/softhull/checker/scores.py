@@ -1,0 +1,93 @@
+"""Scores of an ensemble: what bounds on linear functions of its probabilities say about them.
+
+A proved row is ``sum over networks of c . p^m >= v``; with M networks and ``p`` their mean, ``c . p >= v / M``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from .balls import ONE, ZERO, Floats, exact
+from .network import Networks
+from .replay import Knowledge, Refused
+
+
+def score_bound(
+    claim: Mapping[str, Any], networks: Networks, known: Knowledge, proved: list[tuple[Floats, Floats]]
+) -> str:
+    """The bound in words, where the proved rows imply it; otherwise Refused."""
+    name, label, bound = claim["score"], claim["label"], claim["bound"]
+    if name not in SCORES or not isinstance(bound, float) or not np.isfinite(bound):
+        raise Refused(f"score {str(name)[:20]!r} is not covered, or its bound is no number")
+    K = networks.outputs[0].index.size
+    rows = [(exact(c), arb(float(v)) / len(networks.outputs)) for R, L in proved for c, v in zip(R, L)]
+    low, high = (exact(np.zeros(K)) for _ in range(2))
+    for output in networks.outputs:
+        least, most = known.box(output)
+        low, high = low + exact(least.ravel()), high + exact(most.ravel())
+    low, high = (end / len(networks.outputs) for end in (low, high))
+    below, sense = SCORES[name](rows, label, low, high, arb(bound))
+    if not below:
+        raise Refused(f"the {name} is not proved to be {sense} {bound!r}")
+    return f"the {name} for class {label} is {sense} {bound!r}"
+
+
+def _picked(rows: Any, coefficients: Mapping[int, int], K: int) -> arb:
+    """The best proved lower bound on the combination of probabilities with these coefficients."""
+    wanted = exact(np.array([float(coefficients.get(k, 0)) for k in range(K)]))
+    best = arb.neg_inf()
+    for c, v in rows:
+        if all(a == b for a, b in zip(c, wanted)):
+            best = best.max(v)
+    return best
+
+
+def _nll(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    return _picked(rows, {label: 1}, len(low)) >= (-bound).exp(), "at most"
+
+
+def _error(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    return _picked(rows, {label: 1}, len(low)) >= ONE - bound, "at most"
+
+
+def _confidence(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    K = len(low)
+    return all(_picked(rows, {k: -1}, K).max(-high[k]) >= -bound for k in range(K)), "at most"
+
+
+def _margin(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    K = len(low)
+    others = [k for k in range(K) if k != label]
+    return all(_picked(rows, {label: 1, k: -1}, K).max(low[label] - high[k]) >= bound for k in others), "at least"
+
+
+def _brier(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``sum_k p_k^2 - 2 p_y + 1 + c.p`` is convex in every p_k, so it is largest at the ends of their ranges."""
+    for c, v in rows:
+        most = ONE
+        for k, (a, b) in enumerate(zip(low, high)):
+            ends = [p * p + (c[k] - (2 if k == label else 0)) * p for p in (a, b)]
+            most += ends[0].max(ends[1])
+        if most - v <= bound:
+            return True, "at most"
+    return False, "at most"
+
+
+def _entropy(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """Gibbs: ``-sum p log p <= -c.p + log sum_k e^(c_k)`` for any c."""
+    found = any(sum((a.exp() for a in c), start=ZERO).log() - v <= bound for c, v in rows)
+    return found, "at most"
+
+
+SCORES = {
+    "nll": _nll,
+    "error": _error,
+    "confidence": _confidence,
+    "margin": _margin,
+    "brier": _brier,
+    "entropy": _entropy,
+}
