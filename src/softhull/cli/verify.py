@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..formats.network import Network
     from ..propagate.methods import Linear, Paper
 
-BATCH = 50  # instances between two ticks of the progress bar
+BATCH = 100  # instances between two ticks of the progress bar
 
 
 @click.command("verify", short_help="Certify that every perturbed input keeps its class.")

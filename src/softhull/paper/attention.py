@@ -25,7 +25,7 @@ from ..verify.robustness import verify_robustness
 
 FOLDERS = ("models", "transformer_experiment/training", ".")
 PRINTED_IMAGES = 500
-BATCH = 50  # images between two ticks of the progress bar
+BATCH = 100  # images between two ticks of the progress bar
 
 PAPER_COLUMNS = ("lin", "ER", "LSE", "LSE*")
 HULL, OPTIMISED = "hull", "hull + opt"
