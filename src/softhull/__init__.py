@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .propagate.methods import Linear as Linear
     from .propagate.methods import Paper as Paper
     from .propagate.perturbation import Perturbation as Perturbation
+    from .propagate.second_order.quadratic import QuadraticBound as QuadraticBound
+    from .propagate.second_order.quadratic import quadratic_lower_bound as quadratic_lower_bound
     from .solve.conic import Conic as Conic
     from .solve.cutting import CuttingPlanes as CuttingPlanes
     from .solve.dual import Dual as Dual
@@ -60,6 +62,8 @@ _ON_FIRST_USE = {
     "Linear": ("propagate.methods", "onnx"),
     "Paper": ("propagate.methods", "onnx"),
     "Perturbation": ("propagate.perturbation", "onnx"),
+    "QuadraticBound": ("propagate.second_order.quadratic", "onnx"),
+    "quadratic_lower_bound": ("propagate.second_order.quadratic", "onnx"),
     "Result": ("verify.result", "onnx"),
     "Verdict": ("verify.result", "onnx"),
     "certified_radius": ("verify.robustness", "onnx"),

@@ -55,7 +55,7 @@ class Basis:
         return torch.diag_embed(self.map) if self.map.ndim == 2 else self.map
 
     def over_noise(self, slope: Tensor) -> Tensor:
-        """Slopes ``[B or 1, entries, r']`` over the first r' of the basis as slopes ``[B, entries, n]`` over the noise."""
+        """Slopes ``[B or 1, entries, r']`` over the first r' of the basis as ``[B, entries, n]`` over the noise."""
         r = slope.shape[-1]
         if self.map.ndim == 3:
             return slope @ self.map[:, :r]
@@ -78,7 +78,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class AffineForm:
-    """``centre [B, *shape] + sum_s z_s slope[:, s]`` with ``slope [B or 1, r, *shape]`` over the first r of the basis."""
+    """``centre [B, *shape] + sum_s z_s slope[:, s]``, ``slope [B or 1, r, *shape]`` over the first r of the basis."""
 
     centre: Tensor
     slope: Tensor

@@ -32,7 +32,7 @@ class Solved(NamedTuple):
 class Problem(ABC):
     """P quadratics ``l.eps + eps'B eps``."""
 
-    l: Tensor  # [P, n]
+    linear: Tensor  # [P, n]
     ball: Tensor | None  # [n]
 
     @abstractmethod
@@ -74,16 +74,16 @@ def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tens
     At most ``steps`` factorisations; a problem is done when its bound exceeds its ``target [P]``, and hopeless when the
     quadratic itself is below it at a corner.
     """
-    l, ball = problem.l, problem.ball
+    linear, ball = problem.linear, problem.ball
     corner, Be = vertex_minimiser(problem)
-    scale = problem.row_sums() + l.abs() / 2
-    start = torch.maximum((l + 2 * Be).abs() / 2, 1e-9 * l.abs().amax(-1, keepdim=True))
-    at_corner = (corner * (l + Be)).sum(-1)
+    scale = problem.row_sums() + linear.abs() / 2
+    start = torch.maximum((linear + 2 * Be).abs() / 2, 1e-9 * linear.abs().amax(-1, keepdim=True))
+    at_corner = (corner * (linear + Be)).sum(-1)
     hopeless = (at_corner < target) & target.isfinite()
     if ball is not None:  # the corner is not noise there
         hopeless = torch.zeros_like(hopeless)
-    value = l.new_full(l.shape[:1], -math.inf)
-    d = torch.full_like(l, torch.nan)
+    value = linear.new_full(linear.shape[:1], -math.inf)
+    d = torch.full_like(linear, torch.nan)
     share = _FIRST_SHARE
     while share < 4 and steps > 0:
         active = (~value.isfinite()).nonzero()[:, 0]
@@ -110,14 +110,14 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: int, target: 
     At the optimum ``x_i^2 = 1`` wherever ``d_i > 0``; the second term is that of a logarithmic barrier and keeps M
     definite. A step that leaves the cone is taken back half-way.
     """
-    l, ball = problem.l, problem.ball
+    linear, ball = problem.linear, problem.ball
     best, best_value = start.clone(), value.clone()
-    active = torch.arange(len(l), device=l.device)
+    active = torch.arange(len(linear), device=linear.device)
     d = start
-    weight = l.new_full(l.shape[:1], 0.1)
+    weight = linear.new_full(linear.shape[:1], 0.1)
     for _ in range(steps):
         found = problem.take(active).solve(d)
-        value = -(cost(d, ball) + (l[active] * found.x).sum(-1) / 2)
+        value = -(cost(d, ball) + (linear[active] * found.x).sum(-1) / 2)
         good = found.feasible & value.isfinite()
         better = good & (value > best_value[active])
         best[active[better]], best_value[active[better]] = d[better], value[better]
@@ -156,18 +156,18 @@ def _levelled(d: Tensor, ball: Tensor | None, step: Tensor | None = None) -> Ten
 
 def vertex_minimiser(problem: Problem, rounds: int = 4) -> tuple[Tensor, Tensor]:
     """A corner ``e [P, n]`` of the box where turning single signs gains little, and ``B e``."""
-    l, diagonal = problem.l, problem.diagonal()
-    e = torch.where(l > 0, -torch.ones_like(l), torch.ones_like(l))
+    linear, diagonal = problem.linear, problem.diagonal()
+    e = torch.where(linear > 0, -torch.ones_like(linear), torch.ones_like(linear))
     Be = problem.times(e)
-    best, best_Be, best_value = e, Be, (e * (l + Be)).sum(-1)
+    best, best_Be, best_value = e, Be, (e * (linear + Be)).sum(-1)
     for _ in range(rounds):
-        wrong = (l + 2 * (Be - diagonal * e)) * e  # positive: the sign should turn
+        wrong = (linear + 2 * (Be - diagonal * e)) * e  # positive: the sign should turn
         turn = (wrong > 0) & (wrong >= 0.3 * wrong.amax(-1, keepdim=True))  # the most pressing ones together
         if not bool(turn.any()):
             break
         e = torch.where(turn, -e, e)
         Be = problem.times(e)
-        value = (e * (l + Be)).sum(-1)
+        value = (e * (linear + Be)).sum(-1)
         better = value < best_value
         best, best_Be = (torch.where(better[:, None], new, old) for new, old in ((e, best), (Be, best_Be)))
         best_value = torch.where(better, value, best_value)

@@ -29,9 +29,9 @@ def parallel_band(operator: Elementwise, lower: Tensor, upper: Tensor) -> tuple[
             if best is None:
                 best = rate, (above + below) / 2, radius
                 continue
-            better = radius < best[2]
-            found = rate, (above + below) / 2, radius
-            best = tuple(torch.where(better, new, old) for new, old in zip(found, best))
+            better, middle = radius < best[2], (above + below) / 2
+            rate, middle, radius = (torch.where(better, *pair) for pair in zip((rate, middle, radius), best))
+            best = rate, middle, radius
     assert best is not None
     rate, middle, radius = best
     size = (rate * lower).abs() + (rate * upper).abs() + middle.abs()

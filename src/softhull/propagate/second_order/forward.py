@@ -1,4 +1,4 @@
-"""Affine forms of the nodes of a graph, first to last: exact through affine operators, new noise for every relaxation."""
+"""Affine forms of the nodes of a graph, first to last: exact through affine operators, noise for every relaxation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Factors:
     """Both factors of one product as forms over the basis of number ``basis``.
 
     Where the rows of one of them are probabilities, ``kept`` is that side (0 or 1), ``axis`` the axis along which they
-    sum to one, ``error`` the radius of the fresh noise of each, in the shape of the factor, and ``metric [B, r', r']`` a
-    scalar product of slopes over the first r' of the basis.
+    sum to one, ``error`` the radius of the fresh noise of each, in the shape of the factor, and ``metric [B, r', r']``
+    a scalar product of slopes over the first r' of the basis.
     """
 
     x: AffineForm
@@ -44,8 +44,8 @@ class Factors:
 class Forms:
     """The affine forms that the products of a graph need, over the region of ``bounds``.
 
-    ``factors`` are the factors of every product, ``bases`` the bases they are written in. Score differences found on the
-    way are handed to ``bounds``, whose planes then are at least as good.
+    ``factors`` are the factors of every product, ``bases`` the bases they are written in. Score differences found on
+    the way are handed to ``bounds``, whose planes then are at least as good.
     """
 
     def __init__(self, bounds: LinearBounds) -> None:
@@ -94,9 +94,7 @@ class Forms:
             if source in self.errors and structure.rows_are_softmax(factor, axis):
                 error = self.errors[source].flatten(1)[:, structure.order(factor)].unflatten(1, shape)
                 metric = self._metric if self._metric is not None else self.gauge.gram
-                self.factors[index] = replace(
-                    self.factors[index], kept=side, axis=axis, error=error, metric=metric
-                )
+                self.factors[index] = replace(self.factors[index], kept=side, axis=axis, error=error, metric=metric)
                 return
 
     def _rule(self, index: int) -> AffineForm:
@@ -137,7 +135,9 @@ class Forms:
         own[instance, number, entry] = flat[instance, entry]
         self.bases[-1] = self.basis.extended(count)
         self._gauge = None
-        return AffineForm(centre, torch.cat((slope.expand(B, *slope.shape[1:]), own.reshape(B, count, *radius.shape[1:])), 1))
+        return AffineForm(
+            centre, torch.cat((slope.expand(B, *slope.shape[1:]), own.reshape(B, count, *radius.shape[1:])), 1)
+        )
 
     def _rebase(self, index: int) -> None:
         """Let the entries of a node through which everything later passes be the basis, if they are fewer."""

@@ -19,13 +19,13 @@ class LowRankQuadratic(Problem):
     ``N = C - C L K^-1 L'C``.
     """
 
-    def __init__(self, l: Tensor, U: Tensor, C: Tensor, ball: Tensor | None = None) -> None:
-        self.l, self.U, self.C, self.ball = l, U, C, ball
+    def __init__(self, linear: Tensor, U: Tensor, C: Tensor, ball: Tensor | None = None) -> None:
+        self.linear, self.U, self.C, self.ball = linear, U, C, ball
 
     def take(self, which: Tensor) -> LowRankQuadratic:
-        if len(which) == len(self.l):
+        if len(which) == len(self.linear):
             return self
-        return LowRankQuadratic(self.l[which], self.U[which], self.C[which], self.ball)
+        return LowRankQuadratic(self.linear[which], self.U[which], self.C[which], self.ball)
 
     def times(self, e: Tensor) -> Tensor:
         return _times(self.U, self.C, e)
@@ -34,7 +34,7 @@ class LowRankQuadratic(Problem):
         return (self.U * (self.C @ self.U)).sum(1)
 
     def row_sums(self) -> Tensor:
-        return _times(self.U.abs(), self.C.abs(), torch.ones_like(self.l))
+        return _times(self.U.abs(), self.C.abs(), torch.ones_like(self.linear))
 
     def _congruence(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``L``, ``C L`` and K. The diagonal is raised by more than the rounding of W and of its factorisation."""
@@ -61,30 +61,30 @@ class LowRankQuadratic(Problem):
     def solve(self, d: Tensor) -> Solved:
         U, (_, CL, K) = self.U, self._congruence(d)
         N, definite = self._inner(CL, K)
-        y = self.l / d
+        y = self.linear / d
         x = (y - _times(U, N, y) / d) / 2
         inverse = 1 / d - (U * (N @ U)).sum(1) / d.square()
         return Solved(definite & x.isfinite().all(-1), x, inverse)
 
     def certified(self, d: Tensor) -> Tensor:
         """A factorisation of ``K - 2t I`` that succeeds, for a ``t`` above its rounding, proves ``M >= t diag(d)``."""
-        l, U, C = self.l, self.U, self.C
-        n, r = l.shape[-1], C.shape[-1]
+        linear, U, C = self.linear, self.U, self.C
+        n, r = linear.shape[-1], C.shape[-1]
         usable = d.isfinite().all(-1) & (d > 0).all(-1)
         d = torch.where(usable[:, None], d, torch.ones_like(d))
         L, CL, K = self._congruence(d)
         # Rounding of the two products behind K, entry by entry, and of its factorisation.
         size = (L.abs().mT @ C.abs() @ L.abs()).norm(dim=(-2, -1))
-        t = 2 * rounding(l, 2 * r + 16) * (K.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + 2 * size) + 1e-9
-        eye = torch.eye(r, dtype=l.dtype, device=l.device)
+        t = 2 * rounding(linear, 2 * r + 16) * (K.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + 2 * size) + 1e-9
+        eye = torch.eye(r, dtype=linear.dtype, device=linear.device)
         _, info = torch.linalg.cholesky_ex(K - (2 * t)[:, None, None] * eye)
         N, _ = self._inner(CL, K)
-        y = l / d
+        y = linear / d
         y = y - _times(U, N, y) / d
-        residual = l - d * y - _times(U, C, y)
-        error = rounding(l, n + 2 * r + 8) * (l.abs() + d * y.abs() + _times(U.abs(), C.abs(), y.abs()))
-        error = error + torch.finfo(l.dtype).tiny
-        value = dual_value(l, d, y, residual, error, t[:, None] * d, self.ball)
+        residual = linear - d * y - _times(U, C, y)
+        error = rounding(linear, n + 2 * r + 8) * (linear.abs() + d * y.abs() + _times(U.abs(), C.abs(), y.abs()))
+        error = error + torch.finfo(linear.dtype).tiny
+        value = dual_value(linear, d, y, residual, error, t[:, None] * d, self.ball)
         return torch.where(usable & (info == 0), value, torch.full_like(value, -math.inf))
 
 

@@ -46,8 +46,8 @@ def affine_probabilities(
     ``directions`` are those of ``tangent_directions(at)``; ``reach(directions)`` bounds ``directions_k . (x - at)``,
     at least as well as the differences do.
 
-    Above, ``p_k = sigmoid(v_k)`` and ``v_k`` is concave, so ``p_k <= sigmoid(z)`` with z its tangent; the best offset for
-    a slope is found among three points. Below, for a reference J, ``p_k >= F(y, s)`` with ``y = x_k - x_J`` and
+    Above, ``p_k = sigmoid(v_k)`` and ``v_k`` is concave, so ``p_k <= sigmoid(z)`` with z its tangent; the best offset
+    for a slope is found among three points. Below, for a reference J, ``p_k >= F(y, s)`` with ``y = x_k - x_J`` and
     chords in s (``softmax-hull``), whose planes have exact offsets for any slopes.
     """
     K = at.shape[-1]
@@ -60,9 +60,7 @@ def affine_probabilities(
     tangent = p * torch.sigmoid(-v)
     width = z_high - z_low
     wide = width > 1e-6
-    chord = torch.where(
-        wide, (torch.sigmoid(z_high) - torch.sigmoid(z_low)) / torch.where(wide, width, 1.0), tangent
-    )
+    chord = torch.where(wide, (torch.sigmoid(z_high) - torch.sigmoid(z_low)) / torch.where(wide, width, 1.0), tangent)
     best = AffineProbabilities(at, p, torch.zeros_like(directions), torch.full_like(p, torch.inf))
     from_below = _Below(at, differences, directions)
     for share in _SLOPES:

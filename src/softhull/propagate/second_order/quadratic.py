@@ -1,4 +1,4 @@
-"""Certified lower bounds on a quadratic of the noise: ``min l.eps + eps'B eps`` over a box, or a box met with a ball."""
+"""Certified lower bounds on a quadratic of the noise, ``l.eps + eps'B eps``, over a box or a box met with a ball."""
 
 from __future__ import annotations
 
@@ -25,29 +25,32 @@ class QuadraticBound:
     d: Tensor  # [..., n]
 
 
-def quadratic_lower_bound(l: Any, B: Any, ball: Any = None, *, steps: int = 12) -> QuadraticBound:
+def quadratic_lower_bound(l: Any, B: Any, ball: Any = None, *, steps: int = 12) -> QuadraticBound:  # noqa: E741
     """Certified lower bound on ``l.eps + eps'B eps`` over ``eps`` in ``[-1, 1]^n``, batched, with its certificate.
 
     ``l [..., n]``, ``B [..., n, n]`` (its symmetric part counts). ``ball``: a mask ``[n]`` of the noise that lies in
     the unit l_2 ball, too. ``steps``: at most so many factorisations; 0 leaves the bound by absolute sums.
     NaN or overflow gives ``-inf``. Rounding is charged: the value holds for the numbers as given.
     """
-    l, B = (torch.as_tensor(part) for part in (l, B))
-    dtype = torch.promote_types(l.dtype, B.dtype)
+    linear, B = (torch.as_tensor(part) for part in (l, B))
+    dtype = torch.promote_types(linear.dtype, B.dtype)
     if not dtype.is_floating_point:
         dtype = torch.float64
-    l, B = l.to(dtype), B.to(dtype)
-    if l.ndim < 1 or B.shape[-2:] != (l.shape[-1], l.shape[-1]):
+    linear, B = linear.to(dtype), B.to(dtype)
+    if linear.ndim < 1 or B.shape[-2:] != (linear.shape[-1], linear.shape[-1]):
         raise InvalidInput(f"l [..., n] and B [..., n, n] do not fit: {tuple(l.shape)} and {tuple(B.shape)}")
-    n = l.shape[-1]
+    n = linear.shape[-1]
     if ball is not None:
         ball = torch.as_tensor(ball, dtype=torch.bool)
         if ball.shape != (n,):
             raise InvalidInput(f"ball must be a mask of {n} entries, got shape {tuple(ball.shape)}")
-    leading = torch.broadcast_shapes(l.shape[:-1], B.shape[:-2])
-    problem = DenseQuadratic(l.expand(*leading, n).reshape(-1, n), B.expand(*leading, n, n).reshape(-1, n, n), ball)
+    leading = torch.broadcast_shapes(linear.shape[:-1], B.shape[:-2])
+    count = math.prod(leading)
+    problem = DenseQuadratic(
+        linear.expand(*leading, n).reshape(count, n), B.expand(*leading, n, n).reshape(count, n, n), ball
+    )
     with torch.no_grad():
-        value, d = bound_dense(problem, steps, torch.full_like(problem.l[:, 0] if n else problem.l.sum(-1), math.inf))
+        value, d = bound_dense(problem, steps, linear.new_full((count,), math.inf))
     return QuadraticBound(value.reshape(leading), d.reshape(*leading, n))
 
 
@@ -55,7 +58,7 @@ def bound_dense(problem: DenseQuadratic, steps: int, target: Tensor) -> tuple[Te
     """The better of absolute sums and multipliers, and the multipliers; no more work than the target asks for."""
     value, d = problem.absolute_sums()
     active = (value.isfinite() & ~(value > target)).nonzero()[:, 0]
-    if steps and len(active) and problem.l.shape[1]:
+    if steps and len(active) and problem.linear.shape[1]:
         found, tried = maximise(problem.take(active), steps, target[active])
         better = found > value[active]
         value[active[better]], d[active[better]] = found[better], tried[better]
@@ -65,14 +68,14 @@ def bound_dense(problem: DenseQuadratic, steps: int, target: Tensor) -> tuple[Te
 class DenseQuadratic(Problem):
     """Quadratics with matrices ``B [P, n, n]``, symmetrised here."""
 
-    def __init__(self, l: Tensor, B: Tensor, ball: Tensor | None = None) -> None:
-        self.l = l
+    def __init__(self, linear: Tensor, B: Tensor, ball: Tensor | None = None) -> None:
+        self.linear = linear
         self.ball = ball
         self.B = (B + B.mT) / 2
 
     def take(self, which: Tensor) -> DenseQuadratic:
         part = DenseQuadratic.__new__(DenseQuadratic)
-        part.l, part.B, part.ball = self.l[which], self.B[which], self.ball
+        part.linear, part.B, part.ball = self.linear[which], self.B[which], self.ball
         return part
 
     def times(self, e: Tensor) -> Tensor:
@@ -89,7 +92,7 @@ class DenseQuadratic(Problem):
 
         With these, M is diagonally dominant. Noise in a ball counts with the norm of its linear part.
         """
-        diagonal, linear = self.diagonal(), self.l.abs()
+        diagonal, linear = self.diagonal(), self.linear.abs()
         sums = self.row_sums()
         rows = sums - diagonal.abs() + (-diagonal).clamp(min=0)
         rows = rows + 4 * rounding(sums, self.B.shape[-1] + 2) * sums
@@ -105,54 +108,54 @@ class DenseQuadratic(Problem):
 
     def _shifted(self, d: Tensor) -> Tensor:
         """``diag(d) + B``; noise that enters nowhere gets a diagonal of its own, which is free."""
-        idle = (self.l == 0) & (self.B == 0).all(-1)
+        idle = (self.linear == 0) & (self.B == 0).all(-1)
         return self.B + torch.diag_embed(torch.where(idle, torch.ones_like(d), d))
 
     def solve(self, d: Tensor) -> Solved:
         factor, info = torch.linalg.cholesky_ex(self._shifted(d))
         inverse = torch.cholesky_inverse(factor)
-        x = (inverse @ self.l[..., None])[..., 0] / 2
+        x = (inverse @ self.linear[..., None])[..., 0] / 2
         return Solved(info == 0, x, inverse.diagonal(dim1=-2, dim2=-1))
 
     def certified(self, d: Tensor) -> Tensor:
         """A Cholesky factorisation of ``M - 2c I`` that succeeds proves ``M >= c I`` for a ``c`` above its rounding.
 
-        With ``y`` close to ``M^-1 l`` and ``r = l - M y``: ``l'M^-1 l = y.(l + r) + r'M^-1 r <= y.(l + r) + |r|^2 / c``.
+        With ``y`` near ``M^-1 l`` and ``r = l - M y``: ``l'M^-1 l = y.(l + r) + r'M^-1 r <= y.(l + r) + |r|^2 / c``.
         """
-        l, n = self.l, self.l.shape[-1]
-        tiny = torch.finfo(l.dtype).tiny
+        linear, n = self.linear, self.linear.shape[-1]
+        tiny = torch.finfo(linear.dtype).tiny
         usable = d.isfinite().all(-1) & (d >= 0).all(-1)
         d = torch.where(usable[:, None], d, torch.ones_like(d))
         M = self._shifted(d)
         # The symmetric part and the diagonal are rounded once each; (n + 3) u tr(M) covers the factorisation.
         trace = M.diagonal(dim1=-2, dim2=-1).abs().sum(-1)
-        c = 2 * rounding(l, n + 6) * trace + 4 * rounding(l, 2) * M.norm(dim=(-2, -1)) + 64 * tiny
-        eye = torch.eye(n, dtype=l.dtype, device=l.device)
+        c = 2 * rounding(linear, n + 6) * trace + 4 * rounding(linear, 2) * M.norm(dim=(-2, -1)) + 64 * tiny
+        eye = torch.eye(n, dtype=linear.dtype, device=linear.device)
         factor, info = torch.linalg.cholesky_ex(M - (2 * c)[:, None, None] * eye)
         usable = usable & (info == 0)
-        y = torch.cholesky_solve(l[..., None], factor)[..., 0]
-        y = y + torch.cholesky_solve((l - (M @ y[..., None])[..., 0])[..., None], factor)[..., 0]
-        residual = l - (M @ y[..., None])[..., 0]
-        error = rounding(l, n + 8) * ((M.abs() @ y.abs()[..., None])[..., 0] + l.abs()) + tiny
-        value = dual_value(l, d, y, residual, error, c[:, None].expand(l.shape), self.ball)
+        y = torch.cholesky_solve(linear[..., None], factor)[..., 0]
+        y = y + torch.cholesky_solve((linear - (M @ y[..., None])[..., 0])[..., None], factor)[..., 0]
+        residual = linear - (M @ y[..., None])[..., 0]
+        error = rounding(linear, n + 8) * ((M.abs() @ y.abs()[..., None])[..., 0] + linear.abs()) + tiny
+        value = dual_value(linear, d, y, residual, error, c[:, None].expand(linear.shape), self.ball)
         return torch.where(usable, value, torch.full_like(value, -math.inf))
 
 
 def dual_value(
-    l: Tensor, d: Tensor, y: Tensor, residual: Tensor, error: Tensor, floor: Tensor, ball: Tensor | None
+    linear: Tensor, d: Tensor, y: Tensor, residual: Tensor, error: Tensor, floor: Tensor, ball: Tensor | None
 ) -> Tensor:
     """``-cost(d) - l'M^-1 l / 4`` rounded down, for ``M >= diag(floor)``, ``y`` near ``M^-1 l`` and its residual.
 
     ``error`` bounds the rounding of the residual entry by entry. -inf instead of NaN.
     """
-    n = l.shape[-1]
+    n = linear.shape[-1]
     y_size, r_size = y.abs(), residual.abs() + error
-    main = (y * l).sum(-1) + (y * residual).sum(-1)
+    main = (y * linear).sum(-1) + (y * residual).sum(-1)
     charge = (y_size * error).sum(-1) + (r_size.square() / floor).sum(-1)
-    charge = charge + rounding(l, 2 * n + 6) * ((y_size * (l.abs() + r_size)).sum(-1) + charge)
-    price = cost(d, ball) * (1 + rounding(l, n + 4))
+    charge = charge + rounding(linear, 2 * n + 6) * ((y_size * (linear.abs() + r_size)).sum(-1) + charge)
+    price = cost(d, ball) * (1 + rounding(linear, n + 4))
     value = -(price + (main + charge) / 4)
-    value = value - 8 * torch.finfo(l.dtype).eps * (value.abs() + price + main.abs() + charge)
+    value = value - 8 * torch.finfo(linear.dtype).eps * (value.abs() + price + main.abs() + charge)
     return torch.where(value.isfinite(), value, torch.full_like(value, -math.inf))
 
 

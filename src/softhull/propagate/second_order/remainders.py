@@ -12,10 +12,10 @@ from .affine_form import Basis, Noise
 class Gauge:
     """A scale of the noise in which quadratics are measured by their extreme eigenvalues.
 
-    With weights ``d`` and ``W = map diag(1/d) map'`` the quadratic ``z'Q z`` of the basis lies between ``cost(d)`` times the
-    least and the largest eigenvalue of ``L'Q L``, where ``L L' = W`` and ``cost(d)`` is the largest ``sum_i d_i eps_i^2``.
-    One set of weights serves all products of an instance, so that what remains per product is an eigenvalue problem of
-    the size of its factors.
+    With weights ``d`` and ``W = map diag(1/d) map'`` the quadratic ``z'Q z`` of the basis lies between ``cost(d)``
+    times the least and the largest eigenvalue of ``L'Q L``, where ``L L' = W`` and ``cost(d)`` is the largest
+    ``sum_i d_i eps_i^2``. One set of weights serves all products of an instance, so that what remains per product is
+    an eigenvalue problem of the size of its factors.
     """
 
     def __init__(self, basis: Basis, noise: Noise) -> None:

@@ -20,11 +20,10 @@ from .. import softmax as softmaxes
 from ..crown import LinearBounds
 from ..structure import pieces
 from .affine_form import Basis, Noise
-from .forward import Factors, Forms
 from .dual import maximise
+from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic, bound_dense, rounding
-
 
 _NEAR = 1 << 22  # bytes
 
@@ -76,6 +75,7 @@ class SecondOrderBounds:
             A = pending.pop(top)
             if isinstance(node.operator, Bilinear):
                 split = _Split(node.operator, A[0], factors[top], bases[factors[top].basis])
+                backs: tuple[Tensor, ...]
                 backs, shift = split.linear()
                 number = factors[top].basis
                 found = split.matrix()
@@ -104,8 +104,11 @@ class SecondOrderBounds:
             list(matrices.values()),
         )
 
-    def lower(self, rows: Tensor, instances: Tensor, steps: int, target: Tensor) -> Tensor:
-        """Lower bounds ``[P]`` on ``<rows, output>``; work on one ends when it exceeds its ``target [P]``."""
+    def lower(self, rows: Tensor, instances: Tensor, steps: int, target: Tensor, fitted: bool = False) -> Tensor:
+        """Lower bounds ``[P]`` on ``<rows, output>``; work on one ends when it exceeds its ``target [P]``.
+
+        ``fitted``: attention rows by quadratics of their scores instead of planes, which costs more.
+        """
         found = []
         for part in pieces(torch.arange(len(rows)), self._together()):
             quadratic = self.quadratic(rows[part], instances[part])
@@ -120,21 +123,21 @@ class SecondOrderBounds:
 
 def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) -> Tensor:
     """Lower bounds ``[P]`` on quadratics: absolute sums first, multipliers where those do not reach the target."""
-    l = found.linear
-    n = l.shape[1]
-    ball = noise.ball(n, l.device)
+    linear = found.linear
+    n = linear.shape[1]
+    ball = noise.ball(n, linear.device)
     if not found.maps:
-        bound = found.constant - noise.radius(l)
+        bound = found.constant - noise.radius(linear)
         return torch.where(bound.isfinite(), bound, -math.inf)
     U, C = found.joined()
     goal = target - found.constant
     if U.shape[1] < 0.6 * n:
-        value, _ = maximise(LowRankQuadratic(l, U, C, ball), steps, goal)
+        value, _ = maximise(LowRankQuadratic(linear, U, C, ball), steps, goal)
     else:
         # The rounding of B, at its worst everywhere at once.
         reach = U.abs().sum(-1, keepdim=True)
-        spread = rounding(l, 4 * U.shape[1] + 4) * (reach.mT @ (C.abs() @ reach))[:, 0, 0]
-        value, _ = bound_dense(DenseQuadratic(l, U.mT @ C @ U, ball), steps, goal + spread)
+        spread = rounding(linear, 4 * U.shape[1] + 4) * (reach.mT @ (C.abs() @ reach))[:, 0, 0]
+        value, _ = bound_dense(DenseQuadratic(linear, U.mT @ C @ U, ball), steps, goal + spread)
         value = value - spread
     bound = found.constant + value
     return torch.where(bound.isfinite(), bound, -math.inf)

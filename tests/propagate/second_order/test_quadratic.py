@@ -1,0 +1,167 @@
+"""No noise, corner or interior, takes a quadratic below its bound; every bound carries a certificate that checks."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import softhull
+from softhull.errors import InvalidInput
+from softhull.propagate.second_order.dual import cost, maximise
+from softhull.propagate.second_order.low_rank import LowRankQuadratic
+from softhull.propagate.second_order.quadratic import quadratic_lower_bound
+
+DTYPES = (torch.float64, torch.float32)
+
+
+def _corners(n, dtype):
+    return torch.tensor(list(itertools.product((-1.0, 1.0), repeat=n)), dtype=dtype)
+
+
+def _random(rng, n, scale, count=16, dtype=torch.float64):
+    linear = torch.from_numpy(rng.normal(size=(count, n))).to(dtype)
+    B = torch.from_numpy(scale * rng.normal(size=(count, n, n)) / max(1, n)).to(dtype)
+    return linear, B
+
+
+def _values(linear, B, points):
+    return linear @ points.mT + torch.einsum("vi,bij,vj->bv", points, B, points)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_no_corner_and_no_interior_point_is_below(n, scale, dtype):
+    rng = np.random.default_rng(n)
+    linear, B = _random(rng, n, scale, dtype=dtype)
+    found = quadratic_lower_bound(linear, B)
+    inside = torch.from_numpy(rng.uniform(-1, 1, size=(2000, n)))
+    for points in (_corners(n, torch.float64), inside):
+        assert bool((found.value.double()[:, None] <= _values(linear.double(), B.double(), points)).all())
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.1])
+def test_exact_where_the_linear_part_rules(scale):
+    linear, B = _random(np.random.default_rng(0), 8, scale)
+    linear = linear + linear.sign()
+    least = _values(linear, B, _corners(8, torch.float64)).amin(1)
+    assert torch.allclose(quadratic_lower_bound(linear, B).value, least, rtol=1e-6)
+
+
+def test_multipliers_beat_absolute_sums():
+    linear, B = _random(np.random.default_rng(1), 30, 1.0)
+    sums, multipliers = quadratic_lower_bound(linear, B, steps=0), quadratic_lower_bound(linear, B)
+    assert bool((multipliers.value >= sums.value).all())
+    assert bool((multipliers.value > 0.7 * sums.value).all())
+
+
+@given(st.lists(st.floats(-4, 4), min_size=9, max_size=9), st.integers(0, 3))
+def test_the_certificate_proves_the_value(entries, zeroed):
+    """In exact arithmetic: M is positive semidefinite and the dual value of d is at least the value."""
+    numbers = torch.tensor(entries, dtype=torch.float64)
+    linear, B = numbers[:3], numbers[[3, 4, 5, 4, 6, 7, 5, 7, 8]].reshape(3, 3)
+    B[zeroed:] = 0.0
+    B[:, zeroed:] = 0.0
+    found = softhull.quadratic_lower_bound(linear, B)
+    d = [Fraction(float(x)) for x in found.d]
+    M = [[Fraction(float(B[i, j])) + (d[i] if i == j else 0) for j in range(3)] for i in range(3)]
+    # l'M^-1 l by elimination; a zero pivot must have a zero row and no linear part.
+    rows = [M[i] + [Fraction(float(linear[i]))] for i in range(3)]
+    quadratic = Fraction(0)
+    for i in range(3):
+        pivot = rows[i][i]
+        assert pivot >= 0
+        if pivot == 0:
+            assert not any(rows[i][i:])
+            continue
+        quadratic += rows[i][3] ** 2 / pivot
+        for k in range(i + 1, 3):
+            factor = rows[k][i] / pivot
+            rows[k] = [a - factor * b for a, b in zip(rows[k], rows[i])]
+    assert Fraction(float(found.value)) <= -sum(d) - quadratic / 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_is_nothing(dtype):
+    found = quadratic_lower_bound(torch.zeros(4, dtype=dtype), torch.zeros(4, 4, dtype=dtype))
+    assert -1e-30 <= float(found.value) <= 0
+    assert quadratic_lower_bound(torch.zeros(0), torch.zeros(0, 0)).value == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_a_number_says_nothing_and_spares_the_others(bad):
+    linear, B = _random(np.random.default_rng(2), 4, 0.3)
+    good = quadratic_lower_bound(linear, B).value
+    linear[3, 1] = bad
+    B[5, 2, 2] = bad
+    value = quadratic_lower_bound(linear, B).value
+    assert value[3] == value[5] == -torch.inf
+    kept = [i for i in range(16) if i not in (3, 5)]
+    assert torch.allclose(value[kept], good[kept], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-150, 1e150, 1e300])
+def test_extreme_sizes(size):
+    linear, B = _random(np.random.default_rng(3), 5, 0.5)
+    value = quadratic_lower_bound(linear * size, B * size).value
+    least = _values(linear * size, B * size, _corners(5, torch.float64)).amin(1)
+    assert not value.isnan().any()
+    assert bool((value <= least).all())
+
+
+def test_degenerate_matrices():
+    rng = np.random.default_rng(4)
+    for rank in (1, 2):
+        v = torch.from_numpy(rng.normal(size=(8, rank, 12)))
+        for sign in (1, -1):
+            linear, B = torch.from_numpy(rng.normal(size=(8, 12))), sign * v.mT @ v
+            least = _values(linear, B, _corners(12, torch.float64)).amin(1)
+            inside = _values(linear, B, torch.from_numpy(rng.uniform(-1, 1, (500, 12)))).amin(1)
+            assert bool((quadratic_lower_bound(linear, B).value <= torch.minimum(least, inside)).all())
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_noise_in_a_ball(scale):
+    rng = np.random.default_rng(5)
+    linear, B = _random(rng, 6, scale)
+    ball = torch.tensor([True] * 4 + [False] * 2)
+    found = quadratic_lower_bound(linear, B, ball)
+    points = torch.from_numpy(rng.normal(size=(4000, 6)))
+    points[:, :4] /= points[:, :4].norm(dim=1, keepdim=True)
+    points[:, 4:] = points[:, 4:].sign()
+    values = _values(linear, B, points)
+    assert bool((found.value[:, None] <= values).all())
+    assert bool((found.value > quadratic_lower_bound(linear, B).value).all())
+    assert bool((found.value >= 1.5 * values.amin(1)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_low_rank_agrees_with_dense(scale, dtype):
+    rng = np.random.default_rng(6)
+    U = torch.from_numpy(rng.normal(size=(10, 3, 9))).to(dtype)
+    C = torch.from_numpy(scale * rng.normal(size=(10, 3, 3)) / 9).to(dtype)
+    C = (C + C.mT) / 2
+    linear = torch.from_numpy(rng.normal(size=(10, 9))).to(dtype)
+    value, d = maximise(LowRankQuadratic(linear, U, C), 12, torch.full((10,), torch.inf, dtype=dtype))
+    B = U.double().mT @ C.double() @ U.double()
+    least = _values(linear.double(), B, _corners(9, torch.float64)).amin(1)
+    assert bool((value.double() <= least).all())
+    assert bool((value.double() >= 2 * quadratic_lower_bound(linear.double(), B).value).all())
+    M = torch.diag_embed(d.double()) + B
+    assert bool((torch.linalg.eigvalsh(M) > 0).all())
+    dual = -cost(d.double(), None) - (linear.double() * torch.linalg.solve(M, linear.double())).sum(-1) / 4
+    assert bool((value.double() <= dual).all())
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(InvalidInput, match="do not fit"):
+        quadratic_lower_bound(torch.zeros(3), torch.zeros(2, 2))
+    with pytest.raises(InvalidInput, match="mask of 3"):
+        quadratic_lower_bound(torch.zeros(3), torch.zeros(3, 3), torch.ones(2, dtype=torch.bool))
