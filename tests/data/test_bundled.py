@@ -12,7 +12,7 @@ NETWORKS = [name for name in BUNDLED if name.endswith(".onnx")]
 
 
 def test_there_are_an_attention_network_an_ensemble_and_images() -> None:
-    assert {"digits-attention.onnx", "digits.npz", *(f"digits-mlp-{i}.onnx" for i in range(5))} == set(BUNDLED)
+    assert {"digits-attention.onnx", "digits.npz", "digits.toml", *(f"digits-mlp-{i}.onnx" for i in range(5))} == set(BUNDLED)
 
 
 def test_all_together_are_small() -> None:

@@ -1,8 +1,9 @@
-"""``softhull demo``: what the library does, in a minute."""
+"""``softhull demo``: what the library does, in two minutes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copyfile
 
 import click
 
@@ -11,7 +12,7 @@ from .options import console
 LOWER, UPPER = (-1.0, 0.0, 2.0), (0.0, 1.0, 3.0)
 
 
-@click.command("demo", short_help="All bounds for a sample box, and the first figure.")
+@click.command("demo", short_help="Bounds, a figure, and two networks certified with a report at the end.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -19,19 +20,31 @@ LOWER, UPPER = (-1.0, 0.0, 2.0), (0.0, 1.0, 3.0)
     show_default=True,
     help="Folder for what the demonstration writes.",
 )
-def command(out: Path) -> None:
-    """Print every bound for a sample box and draw the paper's Figure 1 with the new bounds.
+@click.option("--only-files", is_flag=True, help="Write the networks, the images and the campaign to try, and stop.")
+def command(out: Path, only_files: bool) -> None:
+    """Every bound for a sample box, the first figure, then a campaign over the networks that come with softhull.
+
+    An attention network and an ensemble of five are certified for 100 images at three radii; the answers stay in
+    runs.db, the report is report.html. Started again, it goes on where it stopped.
 
     \b
-    Example
+    Examples
       softhull demo --out out/demo
+      softhull demo --only-files --out digits
     """
+    from ..data import BUNDLED, bundled
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name in BUNDLED:
+        copyfile(bundled(name), out / name)
+    click.echo(f"networks, images and campaign are in {out}")
+    if only_files:
+        return
+
     from ..report.tables import point_table
     from ..study.point import bounds_at_point
 
-    screen = console()
-    for output in range(len(LOWER)):
-        screen.print(point_table(bounds_at_point(LOWER, UPPER, output=output)))
+    console().print(point_table(bounds_at_point(LOWER, UPPER)))
 
     from ..report.figures import save, sigmoid_figure
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import InvalidInput
 
 _FOLDER = Path(__file__).parent
-BUNDLED = tuple(sorted(path.name for path in _FOLDER.iterdir() if path.suffix in (".onnx", ".npz")))
+BUNDLED = tuple(sorted(path.name for path in _FOLDER.iterdir() if path.suffix in (".onnx", ".npz", ".toml")))
 
 
 def bundled(name: str) -> Path:
