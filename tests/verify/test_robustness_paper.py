@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from functools import cache
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from softhull.cli.app import app
 from softhull.formats.onnx import load_onnx
+from softhull.formats.vnnlib import Disjunct, Specification, write_vnnlib
 from softhull.propagate.methods import Linear, Paper
 from softhull.propagate.perturbation import Perturbation
 from softhull.verify.result import Verdict
@@ -80,3 +84,44 @@ def test_claims_hold_on_the_paper_networks(size, method):
     x = torch.as_tensor(_images()[0][:2]).reshape(-1, *network.input_shape)
     for seed, eps in enumerate((0.004, 0.024, 0.3)):
         assert_claims_hold(network.logits, Perturbation(eps, clip=(0, 1)).around(x), method, seed)
+
+
+def _verify(*arguments):
+    done = CliRunner().invoke(app, ["verify", *(str(a) for a in arguments), "--json", "-"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_property_files_ask_the_same_question_as_data(version, tmp_path):
+    path, eps = FOLDER / "models" / "self-attention-mnist-pgd-small-sim.onnx", 0.02
+    data = FOLDER / "mnist_test_first500.npz"
+    asked = _verify(path, "--data", data, "--eps", eps, "--clip", 0, 1, "--indices", "0:6,18", "--attack")
+    x, y = _images()
+    answers = {"certified": "unsat", "falsified": "sat", "unknown": "unknown"}
+    seen = set()
+    for record in asked["instances"]:
+        if record["verdict"] not in answers:
+            continue
+        i = record["index"]
+        box = Perturbation(eps, clip=(0, 1)).around(torch.as_tensor(x[i : i + 1]).reshape(1, -1))
+        others = [k for k in range(10) if k != y[i]]
+        rows = np.eye(10)[y[i]] - np.eye(10)[others]
+        low, high = box.lower[0].numpy(), box.upper[0].numpy()
+        unsafe = tuple(Disjunct(low, high, row[None], np.zeros(1), np.zeros(1, dtype=bool)) for row in rows)
+        spec = tmp_path / f"{i}.vnnlib"
+        spec.write_text(write_vnnlib(Specification(784, 10, unsafe), version))
+        found = _verify(path, "--vnnlib", spec)
+        assert found["verdict"] == answers[record["verdict"]], i
+        seen.add(found["verdict"])
+    assert "unsat" in seen
+
+
+def test_a_time_limit_on_the_vision_transformer_is_kept(tmp_path):
+    network = _network("vit-ibp_3_3_8")
+    x = np.random.default_rng(0).uniform(size=(1, *network.input_shape))
+    np.savez(tmp_path / "one.npz", x=x, y=network.replay(x).reshape(1, -1).argmax(1))
+    found = _verify(network.path, "--data", tmp_path / "one.npz", "--eps", 1 / 255, "--timeout", 1)
+    (record,) = found["instances"]
+    assert record["verdict"] in ("unknown", "certified")
+    assert record["verdict"] == "certified" or "time limit" in record["message"]
