@@ -22,7 +22,8 @@ def _reciprocal_of_chords(d: Array, lower: Array, upper: Array, own: Array) -> R
     log_value = -softplus(log_rest)
     exponent = log_chord_slope(lower, upper) + 2 * log_value[..., None]
     steep = xp.any((exponent > cap) & ~own, axis=-1)
-    return sigmoid(-log_rest), -xp.exp(minimum(exponent, cap)), steep
+    value = sigmoid(-log_rest)
+    return value, -xp.exp(minimum(exponent, cap)), steep, value
 
 
 def er_upper(box: Box, at: Array, outputs: Array | None = None) -> LowRankPlanes:

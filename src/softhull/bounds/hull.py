@@ -122,6 +122,7 @@ def _in_pieces(box: Box, at: Array, outputs: Array | None) -> LowRankPlanes:
         joined([piece.diagonal for piece in pieces]),
         joined([piece.left for piece in pieces]),
         joined([piece.right for piece in pieces]),
+        terms=joined([piece.terms for piece in pieces]),
         outputs=outputs,
     )
 
@@ -241,8 +242,12 @@ class Sum(NamedTuple):
 
 def _supported(
     y: Array, a: Array, b: Array, s: Sum, alpha: Array | None, gamma: Array | None
-) -> tuple[Array, Array, Array]:
-    """Slopes in y and in s (given or best) and the value of their plane at the anchor."""
+) -> tuple[Array, Array, Array, Array]:
+    """Slopes in y and in s (given or best), the value of their plane at the anchor, and the size of its terms.
+
+    Where the plane touches, ``gamma s`` is at most the touching value or ``gamma``; so what the value is added up from
+    exceeds it by no more than a few times ``gamma``, and ``alpha`` times the width of the exponents.
+    """
     xp = namespace(y)
     floor = smallest_slope(y)
     unit = maximum(s.here, floor)  # a larger s than the true one only lowers the plane
@@ -256,33 +261,36 @@ def _supported(
     if alpha is None or gamma is None:
         best_alpha, best_gamma, value = supporting_plane(where)
         if alpha is None and gamma is None:
-            return best_alpha, best_gamma / unit, value
+            return best_alpha, best_gamma / unit, value, xp.abs(value) + 4 * (best_alpha + best_gamma)
         alpha, gamma = best_alpha if alpha is None else alpha, best_gamma if gamma is None else gamma
     alpha, gamma = clip(alpha, 0.0, 0.25), maximum(gamma, floor)
-    return alpha, gamma / unit, touching_value(where, alpha, gamma)
+    value = touching_value(where, alpha, gamma)
+    return alpha, gamma / unit, value, xp.abs(value) + 4 * (alpha + gamma)
 
 
 class Candidate(NamedTuple):
     """Planes for all outputs: gradient = diagonal + sum of columns x rows; value -inf where it says nothing."""
 
     value: Array
+    terms: Array
     diagonal: Array
     columns: list[Array]
     rows: list[Array]
 
 
 class Single(NamedTuple):
-    """The plane of one output ``k [...]``: its value ``[..., 1]`` and gradient ``[..., K]``."""
+    """The plane of one output ``k [...]``: its value and terms ``[..., 1]`` and gradient ``[..., K]``."""
 
     k: Array
     value: Array
+    terms: Array
     row: Array
 
 
 def _better(a: Single, b: Single) -> Single:
     xp = namespace(a.row)
     better = b.value > a.value
-    return Single(a.k, xp.where(better, b.value, a.value), xp.where(better, b.row, a.row))
+    return Single(a.k, *(xp.where(better, new, old) for old, new in zip(a[1:], b[1:])))
 
 
 def _together(terms: Terms, outputs: Array | None, alpha: Array | None, gamma: Array | None) -> Candidate:
@@ -311,17 +319,18 @@ def _together(terms: Terms, outputs: Array | None, alpha: Array | None, gamma: A
     s = Sum(here, least, most, middle, None if radius is None else some(radius), terms.top)
     y, a, b = some(terms.inside), some(reference.lower), some(reference.upper)
     alpha, gamma = (None if free is None else some(free + 0 * terms.d) for free in (alpha, gamma))
-    alpha, gamma, value = _supported(y, a, b, s, alpha, gamma)
+    alpha, gamma, value, size = _supported(y, a, b, s, alpha, gamma)
     own_slope, rest_slope = some(slope), some(rest_slope)
     if not terms.in_box:
         excess = terms.d - terms.inside
         along = xp.sum(slope * excess, axis=-1, keepdims=True) - some(slope * excess)
         value = value + alpha * some(excess) - gamma * along
+        size = size + alpha * some(xp.abs(excess)) + gamma * xp.sum(slope * xp.abs(excess), axis=-1, keepdims=True)
     columns, rows = [-gamma], [slope]
     if reference.direction is not None:
         columns.append(reference.theta * (gamma * rest_slope - alpha))
         rows.append(reference.direction)
-    return Candidate(xp.where(some(usable), value, -xp.inf), alpha + gamma * own_slope, columns, rows)
+    return Candidate(xp.where(some(usable), value, -xp.inf), size, alpha + gamma * own_slope, columns, rows)
 
 
 def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> Single:
@@ -341,13 +350,14 @@ def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array
     middle = here if terms.chord_at_middle is terms.chord else xp.sum(rest(terms.chord_at_middle), axis=-1)
     s = Sum(here, least, most, middle, radius, terms.top[..., 0])
     y, a, b = pick(terms.inside, k), pick(reference.lower, k), pick(reference.upper, k)
-    alpha, gamma, value = _supported(y, a, b, s, alpha, gamma)
+    alpha, gamma, value, size = _supported(y, a, b, s, alpha, gamma)
     if not terms.in_box:
         excess = terms.d - terms.inside
         value = value + alpha * pick(excess, k) - gamma * xp.sum(slope * excess, axis=-1)
+        size = size + alpha * pick(xp.abs(excess), k) + gamma * xp.sum(slope * xp.abs(excess), axis=-1)
     alpha, gamma = alpha[..., None], gamma[..., None]
     row = xp.where(own, alpha, -gamma * slope) + (gamma * rest_slope - alpha) * pull
-    return Single(k, value[..., None], row)
+    return Single(k, value[..., None], size[..., None], row)
 
 
 def _merge(at: Array, outputs: Array | None, shared: list[Candidate], alone: list[Single]) -> LowRankPlanes:
@@ -360,17 +370,19 @@ def _merge(at: Array, outputs: Array | None, shared: list[Candidate], alone: lis
     for single, own in zip(alone, owns):
         value = xp.maximum(value, xp.where(own, single.value, -xp.inf))
     nothing = xp.zeros_like(value)
-    taken, diagonal = nothing > 0, nothing
+    taken, diagonal, terms = nothing > 0, nothing, nothing
     columns: list[Array] = []
     rows: list[Array] = []
     for single, own in zip(alone, owns):
         mine = own & (single.value == value) & ~taken
         taken = taken | mine
+        terms = xp.where(mine, single.terms, terms)
         columns.append(xp.astype(mine, at.dtype))
         rows.append(single.row)
     for candidate in shared:
         mine = (candidate.value == value) & ~taken
         taken = taken | mine
+        terms = xp.where(mine, candidate.terms, terms)
         diagonal = xp.where(mine, candidate.diagonal, diagonal)
         for column, row in zip(candidate.columns, candidate.rows):
             column = xp.where(mine, column, nothing)
@@ -381,4 +393,4 @@ def _merge(at: Array, outputs: Array | None, shared: list[Candidate], alone: lis
                 columns.append(column)
                 rows.append(row)
     right = xp.stack([xp.broadcast_to(row, alone[0].row.shape) for row in rows], axis=-2)
-    return LowRankPlanes(at, value, diagonal, xp.stack(columns, axis=-1), right, outputs=outputs)
+    return LowRankPlanes(at, value, diagonal, xp.stack(columns, axis=-1), right, outputs=outputs, terms=terms)

@@ -27,8 +27,9 @@ def _tangent_over_chords(d: Array, lower: Array, upper: Array, own: Array) -> Ro
     log_q_most = softplus(logsumexp(xp.where(own, -xp.inf, upper)))
     log_touch = maximum((log_q_least + log_q_most) / 2, log_q_most - math.log(2))
     log_q = softplus(logsumexp(xp.where(own, -xp.inf, log_chord(d, lower, upper))))
-    value = xp.exp(-log_touch) * (2 - xp.exp(log_q - log_touch))
-    return value, -xp.exp(log_chord_slope(lower, upper) - 2 * log_touch[..., None]), value != value
+    ratio = xp.exp(log_q - log_touch)
+    value, terms = (xp.exp(-log_touch) * part for part in (2 - ratio, 2 + ratio))
+    return value, -xp.exp(log_chord_slope(lower, upper) - 2 * log_touch[..., None]), value != value, terms
 
 
 def _chord_over_tangents(d: Array, lower: Array, upper: Array, own: Array) -> Row:
@@ -40,7 +41,8 @@ def _chord_over_tangents(d: Array, lower: Array, upper: Array, own: Array) -> Ro
     least, inverse_q = xp.exp(log_least), xp.exp(-log_q_least)
     least_times_q = least + xp.vecdot(steepness, d - touch + 1)
     value = inverse_q * (1 - least_times_q) + least
-    return value, -inverse_q[..., None] * steepness, value != value
+    terms = inverse_q * (1 + least + xp.vecdot(steepness, xp.abs(d - touch) + 1)) + least
+    return value, -inverse_q[..., None] * steepness, value != value, terms
 
 
 def _tangents(lower: Array, upper: Array, own: Array) -> tuple[Array, Array]:

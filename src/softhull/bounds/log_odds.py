@@ -85,10 +85,11 @@ def upper_planes(
     lowest, highest, v = (restrict(part, outputs) for part in (*log_odds_range(box), v))
     touch = clip(v if tangent is None else restrict(tangent + 0 * at, outputs), lowest, highest)
     value, slope = majorant(touch, lowest, highest)
-    value = value + slope * (v - touch)
+    excess = slope * (v - touch)
     return LowRankPlanes(
         at=at,
-        value=value,
+        value=value + excess,
+        terms=xp.abs(value) + xp.abs(excess),
         diagonal=slope * (1 - restrict(rest.diagonal, outputs)),
         left=xp.stack([-slope * restrict(column, outputs) for column in rest.left], axis=-1),
         right=xp.stack(rest.right, axis=-2),

@@ -60,12 +60,14 @@ def _over_chords(at: Array, lower: Array, upper: Array, reference: Array | None)
     spread = xp.where(steep, flat, xp.exp(minimum(inside - log_total + top, cap)))
     left, right = [-spread], [shares]
     excess = d - inside
+    terms = value + diagonal * xp.abs(excess) + spread * xp.sum(shares * xp.abs(excess), axis=-1, keepdims=True)
     value = value + diagonal * excess - spread * xp.sum(shares * excess, axis=-1, keepdims=True)
     if reference is not None:
         left.append(spread * xp.sum(shares, axis=-1, keepdims=True) - diagonal)
         right.append(xp.astype(one_hot(reference, at), at.dtype))
     right = [xp.broadcast_to(r, value.shape) for r in right]
-    return LowRankPlanes(at, value, diagonal, xp.stack(left, axis=-1), xp.stack(right, axis=-2), steep=steep)
+    left, right = xp.stack(left, axis=-1), xp.stack(right, axis=-2)
+    return LowRankPlanes(at, value, diagonal, left, right, steep=steep, terms=terms)
 
 
 def lse2_lower(box: Box, at: Array, outputs: Array | None = None) -> LowRankPlanes:
@@ -79,9 +81,9 @@ def lse2_lower(box: Box, at: Array, outputs: Array | None = None) -> LowRankPlan
     rate = xp.where(open_, gain / xp.where(open_, width, xp.ones_like(width)), sigmoid(-lowest))
     value = xp.exp(-softplus(-lowest) + rate * (inside - lowest))
     slope = value * rate
-    value = value + slope * (v - inside)
+    excess = slope * (v - inside)
     ones = xp.ones_like(at)[..., None, :]
-    return LowRankPlanes(at, value, 2 * slope, -slope[..., None], ones)
+    return LowRankPlanes(at, value + excess, 2 * slope, -slope[..., None], ones, terms=value + xp.abs(excess))
 
 
 def lse_prime_lower(box: Box, at: Array, outputs: Array | None = None) -> LowRankPlanes:

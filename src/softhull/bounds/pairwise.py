@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .._arrays import Array, clip, device, in_chunks, namespace
+from .._arrays import Array, clip, device, in_chunks, maximum, namespace
 from ..boxes import Box
 from .planes import RowPlanes
 
-# value [..., o], derivative [..., o, K], and where the derivative overflows [..., o]
-Row = tuple[Array, Array, Array]
+# value [..., o], derivative [..., o, K], where the derivative overflows [..., o], and the absolute values of the terms
+# that make the value, added up [..., o]
+Row = tuple[Array, Array, Array, Array]
 # (d, d_lo, d_hi, own) -> Row; own masks the entry j = k, where d = 0
 Rule = Callable[[Array, Array, Array, Array], Row]
 
@@ -31,14 +32,22 @@ def pairwise_planes(box: Box, at: Array, outputs: Array | None, rule: Rule) -> R
         lower, upper = _intervals(box, k)
         d = at[..., None, :] - xp.take(at, k, axis=-1)[..., None]
         inside = clip(d, lower, upper)  # with difference bounds the differences at a point of the box may leave them
-        value, derivative, steep = rule(inside, lower, upper, own)
+        value, derivative, steep, terms = rule(inside, lower, upper, own)
         derivative = xp.where(own | steep[..., None], xp.zeros_like(derivative), derivative)
-        value = value + xp.vecdot(derivative, d - inside)
-        return value, xp.where(own, -xp.sum(derivative, axis=-1, keepdims=True), derivative), steep
+        excess = d - inside
+        value = value + xp.vecdot(derivative, excess)
+        terms = terms + xp.vecdot(xp.abs(derivative), xp.abs(excess))
+        return value, xp.where(own, -xp.sum(derivative, axis=-1, keepdims=True), derivative), steep, terms
 
-    pieces = in_chunks(int(outputs.shape[0]), math.prod(at.shape), lambda i, j: tangent(i, j)[::2])
-    value, steep = (xp.concat(list(parts), axis=-1) for parts in zip(*pieces))
-    return RowPlanes(at, value, lambda i, j: tangent(i, j)[1], steep=steep)
+    reach = 1 + maximum(box.upper - at, at - box.lower)
+
+    def summary(i: int, j: int) -> Row:
+        value, gradient, steep, terms = tangent(i, j)
+        return value, steep, terms, xp.vecdot(xp.abs(gradient), reach[..., None, :])
+
+    pieces = in_chunks(int(outputs.shape[0]), math.prod(at.shape), summary)
+    value, steep, terms, slopes = (xp.concat(list(parts), axis=-1) for parts in zip(*pieces))
+    return RowPlanes(at, value, lambda i, j: tangent(i, j)[1], steep=steep, terms=terms, slopes=slopes)
 
 
 def _intervals(box: Box, k: Array) -> tuple[Array, Array]:

@@ -26,12 +26,16 @@ class Planes(ABC):
 
     ``at`` is finite; ``masked`` marks the logits that are masked, ``steep`` the outputs whose gradient would
     overflow: it is stored as zero, and their plane is the constant bound (None in both cases: there are none).
+    ``terms [..., O]``: the sum of the absolute values of what the value was added up from (None: its own). ``side``:
+    -1 below and 1 above softmax when rounding is directed outward, 0 when it is to nearest.
     """
 
     at: Array
     value: Array
     masked: Array | None
     steep: Array | None = None
+    terms: Array | None = None
+    side: int = 0
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Array:
@@ -51,8 +55,17 @@ class Planes(ABC):
             slope = slope + piece[..., 0, :]
         return slope, xp.vecdot(coefficients, self.value) - xp.vecdot(slope, self.at)
 
+    def size_within(self, reach: Array) -> Array:
+        """``sum_j |A_j| reach_j`` for every output, each slope counted with all its parts."""
+        xp = namespace(reach)
+        return xp.concat(self._chunks(lambda i, j: xp.vecdot(xp.abs(self.rows(i, j)), reach[..., None, :])), axis=-1)
+
+    def at_value(self, value: Array, side: int) -> Planes:
+        """The same planes through other values at the anchor."""
+        return replace(self, value=value, side=side)  # type: ignore[type-var]
+
     def __call__(self, x: Array) -> Array:
-        """The value of every plane at ``x [..., K]``; entries of masked logits are ignored."""
+        """The value of every plane at ``x [..., K]``, to nearest; entries of masked logits are ignored."""
         xp = namespace(x)
         step = x - self.at
         if self.masked is not None:
@@ -60,10 +73,16 @@ class Planes(ABC):
         return self.value + self.compose_right(step)
 
     def dense(self) -> tuple[Array, Array]:
-        """``(A, b)`` with ``A [..., O, K]`` and ``b [..., O]``: the planes are ``A @ x + b``."""
+        """``(A, b)`` with ``A [..., O, K]`` and ``b [..., O]``: the planes are ``A @ x + b``, rounded as they are."""
         A = self.rows(0, int(self.value.shape[-1]))
         xp = namespace(A)
-        return A, self.value - xp.vecdot(A, self.at[..., None, :])
+        intercept = self.value - xp.vecdot(A, self.at[..., None, :])
+        if self.side:
+            info = xp.finfo(A.dtype)
+            size = xp.abs(self.value) + xp.vecdot(xp.abs(A), xp.abs(self.at)[..., None, :])
+            lost = float(info.eps) * (int(A.shape[-1]) + 4) * size + float(info.smallest_normal) * int(A.shape[-1])
+            intercept = intercept + self.side * xp.where(size > 0, lost, xp.zeros_like(lost))
+        return A, intercept
 
     def _chunks(self, work: Callable[[int, int], Array]) -> list[Array]:
         leading = math.prod(self.value.shape[:-1])
@@ -86,6 +105,8 @@ class LowRankPlanes(Planes):
     masked: Array | None = None
     outputs: Array | None = None
     steep: Array | None = None
+    terms: Array | None = None
+    side: int = 0
 
     def select(self, outputs: Array) -> LowRankPlanes:
         """The same planes for some outputs (an index array)."""
@@ -96,8 +117,15 @@ class LowRankPlanes(Planes):
             diagonal=xp.take(self.diagonal, outputs, axis=-1),
             left=xp.take(self.left, outputs, axis=-2),
             steep=None if self.steep is None else xp.take(self.steep, outputs, axis=-1),
+            terms=None if self.terms is None else xp.take(self.terms, outputs, axis=-1),
             outputs=outputs,
         )
+
+    def size_within(self, reach: Array) -> Array:
+        xp = namespace(reach)
+        own = reach if self.outputs is None else xp.take(reach, self.outputs, axis=-1)
+        along = xp.matmul(xp.abs(self.right), reach[..., None])
+        return xp.abs(self.diagonal) * own + xp.matmul(xp.abs(self.left), along)[..., 0]
 
     def rows(self, start: int, stop: int) -> Array:
         xp = namespace(self.right)
@@ -136,6 +164,9 @@ class RowPlanes(Planes):
     gradient: Callable[[int, int], Array]
     masked: Array | None = None
     steep: Array | None = None
+    terms: Array | None = None
+    slopes: Array = 0.0  # size_within of one more than how far the box reaches, known as long as the rows are at hand
+    side: int = 0
 
     def rows(self, start: int, stop: int) -> Array:
         return self.gradient(start, stop)
@@ -150,6 +181,7 @@ class ChosenPlanes(Planes):
     at: Array
     value: Array
     masked: Array | None = None
+    side: int = 0
 
     def rows(self, start: int, stop: int) -> Array:
         xp = namespace(self.value)
@@ -190,4 +222,4 @@ def choose(parts: Sequence[Planes], largest: bool) -> Planes:
     values = xp.stack([part.value for part in parts], axis=0)
     choice = xp.argmax(values if largest else -values, axis=0)
     best = xp.max(values, axis=0) if largest else xp.min(values, axis=0)
-    return ChosenPlanes(parts, choice, parts[0].at, best, parts[0].masked)
+    return ChosenPlanes(parts, choice, parts[0].at, best, parts[0].masked, parts[0].side)

@@ -13,7 +13,8 @@ from ..boxes import Box, as_arrays, make_box, masked_out, place_inside
 from ..errors import InvalidInput
 from .log_odds import log_odds_range
 from .planes import LowRankPlanes, Planes, SinglePlane, choose, restrict
-from .table import Side, find_bound
+from .rounding import check_rounding, move_outward
+from .table import Curvature, Side, find_bound
 
 Outputs = int | Sequence[int] | None
 
@@ -33,20 +34,23 @@ def softmax_bounds(
     bound: str = "hull",
     outputs: Outputs = None,
     differences: tuple[Any, Any] | None = None,
+    rounding: str = "outward",
 ) -> tuple[Any, Any]:
     """Bounds ``L(x) <= softmax(x) <= U(x)``: convex in x from below, concave from above, for x in the box.
 
     ``x``, ``lower``, ``upper`` broadcast against each other, logits on the last axis. ``outputs``: which
     probabilities (an int drops the axis, None is all of them). ``differences``: a pair of arrays ``[..., j, k]``
-    bounding ``x_j - x_k``. A side the bound does not have is None.
+    bounding ``x_j - x_k``. A side the bound does not have is None. ``rounding``: ``outward`` moves the bounds by what
+    rounding may have cost, so that they hold in exact arithmetic; ``nearest`` leaves them as computed.
     """
+    check_rounding(rounding)
     box, x, chosen, single = _prepare(lower, upper, x, "x", outputs, differences)
     row = find_bound(bound)
 
     def value(side: Side | None, from_below: bool) -> Array | None:
         if side is None:
             return None
-        found = _evaluate(side, bound, box, x, chosen, from_below, {}, flatten=False).value
+        found = _evaluate(side, bound, box, x, chosen, from_below, {}, False, rounding == "outward").value
         return found[..., 0] if single else found
 
     return value(row.lower, True), value(row.upper, False)
@@ -59,14 +63,18 @@ def softmax_planes(
     at: Any = None,
     differences: tuple[Any, Any] | None = None,
     outputs: Outputs = None,
+    rounding: str = "outward",
     **free: Any,
 ) -> SoftmaxPlanes:
     """Affine bounds on softmax over the whole box: the tangent planes of ``bound`` at ``at`` (default: the midpoint).
 
     Each side is called as a function of x, gives ``dense() -> (A, b)`` with ``p_k >= A[k] . x + b[k]``, and composes
     with coefficient vectors from both sides without forming A. ``free`` are free parameters of the bound, each choice
-    sound: for the hull ``w``, ``alpha``, ``gamma`` (lower) and ``tangent`` (upper).
+    sound: for the hull ``w``, ``alpha``, ``gamma`` (lower) and ``tangent`` (upper). ``rounding``: ``outward`` moves the
+    planes by what rounding may have cost, so that with their coefficients taken as the numbers they are they hold in
+    exact arithmetic; ``nearest`` leaves them as computed.
     """
+    check_rounding(rounding)
     box, point, chosen, single = _prepare(lower, upper, at, "at", outputs, differences)
     row = find_bound(bound)
     known = {name for side in (row.lower, row.upper) if side for name in side.free}
@@ -78,7 +86,7 @@ def softmax_planes(
         if side is None:
             return None
         mine = {name: value for name, value in given.items() if name in side.free}
-        found = _evaluate(side, bound, box, point, chosen, from_below, mine, flatten=True)
+        found = _evaluate(side, bound, box, point, chosen, from_below, mine, True, rounding == "outward")
         anchor = masked_out(box, found.at + box.shift if at is None else as_arrays(at=at, lower=box.lower)["at"])
         found = replace(found, at=anchor, masked=box.masked)  # type: ignore[type-var]
         return SinglePlane(found) if single else found
@@ -114,17 +122,18 @@ def _evaluate(
     from_below: bool,
     free: dict[str, Array],
     flatten: bool,
+    outward: bool,
 ) -> Planes:
     """Value and planes of one side at one point, for the chosen outputs."""
     if side.parts:
         usable = [part for part in side.parts if box.size == 1 or part.only_for in (None, box.size)]
-        parts = [_evaluate(part, name, box, at, outputs, from_below, {}, flatten) for part in usable]
+        parts = [_evaluate(part, name, box, at, outputs, from_below, {}, flatten, outward) for part in usable]
         return choose(parts, largest=from_below)
     if side.only_for is not None and box.size not in (1, side.only_for):
         raise InvalidInput(f"bound {name!r} is defined for K = {side.only_for} only, not for K = {box.size}; use 'lse'")
     if box.differences is not None and not side.in_differences:
         forms = [
-            _evaluate(replace(side, in_differences=True), name, form, at, outputs, from_below, free, flatten)
+            _evaluate(replace(side, in_differences=True), name, form, at, outputs, from_below, free, flatten, outward)
             for form in (box, box.without_differences())
         ]
         return choose(forms, largest=from_below)
@@ -134,7 +143,10 @@ def _evaluate(
     planes = side.tangent(box, at, outputs, **free)
     if isinstance(planes, LowRankPlanes) and planes.outputs is None:
         planes = _select(planes, outputs)
-    return _guard(planes, box, outputs, from_below, flatten)
+    planes = _steep_ones_flat(planes, box, outputs, from_below) if flatten else planes
+    if outward:
+        planes = move_outward(planes, box, from_below, flatten, side.curvature is Curvature.CONSTANT)
+    return _silence_masked(planes, box, outputs)
 
 
 def _select(planes: LowRankPlanes, outputs: Array | None) -> LowRankPlanes:
@@ -148,13 +160,19 @@ def _certain(at: Array) -> LowRankPlanes:
     return LowRankPlanes(at, xp.ones_like(at), nothing, nothing[..., None], nothing[..., None, :])
 
 
-def _guard(planes: Any, box: Box, outputs: Array | None, from_below: bool, flatten: bool) -> Planes:
-    """Masked outputs are 0; planes too steep to be written in floating point become the constant bound."""
+def _steep_ones_flat(planes: Any, box: Box, outputs: Array | None, from_below: bool) -> Planes:
+    """Planes too steep to be written in floating point become the constant bound."""
+    if planes.steep is None:
+        return planes
     xp = namespace(planes.value)
+    extreme = restrict(sigmoid(log_odds_range(box)[0 if from_below else 1]), outputs)
+    terms = None if planes.terms is None else xp.where(planes.steep, extreme, planes.terms)
+    return replace(planes, value=xp.where(planes.steep, extreme, planes.value), terms=terms)
 
-    if flatten and planes.steep is not None:
-        extreme = restrict(sigmoid(log_odds_range(box)[0 if from_below else 1]), outputs)
-        planes = replace(planes, value=xp.where(planes.steep, extreme, planes.value))
+
+def _silence_masked(planes: Any, box: Box, outputs: Array | None) -> Planes:
+    """Masked outputs are 0, whatever the others do."""
+    xp = namespace(planes.value)
     if box.masked is not None:
         silent = restrict(box.masked, outputs)
         planes = replace(planes, value=xp.where(silent, xp.zeros_like(planes.value), planes.value))

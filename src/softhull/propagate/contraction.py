@@ -9,6 +9,9 @@ every scalar product. Three ways to write the sum:
   weights r that sum to one, so that only differences of values are multiplied;
 - keep neither: with orthonormal columns V, ``C = (C V) V' + rest``, and the sum is
   ``sum_rk ((C V)' X)_rk (Y V)_kr + <rest, X @ Y>``; for singular vectors V of C the rest is rounding.
+
+The numbers C, r, V and C V are taken as they were computed; only ``rest`` and the coefficients that go back are charged
+for their rounding, in terms of the largest absolute values of X and Y.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
+from ..graph.rounding import largest
 from .free import Free
 from .structure import pieces
 
@@ -71,8 +75,16 @@ def _keep_one(
     if found is None:
         return None
     on_kept, on_rows, constant = _relax_products(bounds, index, (lower, upper), found, leading[-1], free)
+    weights = on_rows.detach().abs()
     if reference is not None:
         on_rows = on_rows + reference * (1 - on_rows.sum(-1, keepdim=True))
+        weights = weights + reference * (1 + weights.sum(-1, keepdim=True))
+    if bounds.outward:
+        sizes = bounds.sizes(inner).mT if flipped else bounds.sizes(inner)
+        sizes = sizes.reshape(-1, groups, inner_size, rows.shape[-1])
+        lines = rows.detach().abs() @ sizes.mT  # the size of every inner line combined by every row
+        cost = bounds.share(leading[-1] + inner_size)
+        constant = constant - cost * _bounded_sum(weights, lines)
     S, B = on_kept.shape[:2]
     back_kept = on_kept.reshape(S, B, *leading, inner_size)
     back_inner = (on_rows.mT @ rows).reshape(S, B, *leading[:-1], inner_size, -1)
@@ -102,7 +114,28 @@ def _keep_neither(bounds: LinearBounds, index: int, C: Tensor, free: Free | None
     on_x, on_y, constant = _relax_products(bounds, index, x, y, sizes.shape[-1], free)
     back_left = (amounts @ on_x).reshape(S, B, *left_shape)
     back_right = (basis @ on_y).mT.reshape(S, B, *right_shape)
+    if bounds.outward:
+        with torch.no_grad():
+            # What the decomposition misses of C, and the coefficients that go back.
+            missed = (matrices.abs() + amounts.abs() @ basis.abs().mT).reshape(C.shape)
+            cost = bounds.share(rank + 2)
+            constant = constant - cost * (
+                bounds.charge(missed, _sizes_of_terms(bounds, index))
+                + bounds.charge((amounts.abs() @ on_x.abs()).reshape(back_left.shape), bounds.sizes(left))
+                + bounds.charge((basis.abs() @ on_y.abs()).mT.reshape(back_right.shape), bounds.sizes(right))
+            )
     return (back_left, back_right), constant, rest
+
+
+def _sizes_of_terms(bounds: LinearBounds, index: int) -> Tensor:
+    """The sum of the absolute values of the scalar products that make every entry, at most."""
+    node = bounds.graph.nodes[index]
+    return node.operator.value(*(bounds.sizes(i) for i in node.inputs))
+
+
+def _bounded_sum(weights: Tensor, sizes: Tensor) -> Tensor:
+    """The sum of all products of two arrays of absolute values; 0 times unbounded is 0."""
+    return torch.where(weights == 0, 0.0, weights * sizes).flatten(2).sum(-1)
 
 
 def _relax_products(
@@ -113,13 +146,18 @@ def _relax_products(
     The last but one dimension counts up to ``rows``; a rank may use fewer of them in one gradient step than in another.
     """
     (lx, ux), (ly, uy) = x, y
-    *leading, used, inner_size = torch.broadcast_shapes(lx.shape, ly.shape)
+    whole = torch.broadcast_shapes(lx.shape, ly.shape)
+    *leading, used, inner_size = whole
     low = ly.new_full((*leading, rows, inner_size), bounds.method.mixture)
     if free is not None:
         low = free(index, "product", low)
     low = low[..., :used, :]
     high = 1 - low
     constant = -(low * lx * ly + high * ux * uy).flatten(2).sum(-1)
+    if bounds.outward:  # the weights add up to one up to rounding, as do all that is made with them
+        with torch.no_grad():
+            size = _bounded_sum(largest(lx, ux), largest(ly, uy))
+            constant = constant - 4 * bounds.share(math.prod(whole[2:])) * size
     return low * ly + high * uy, low * lx + high * ux, constant
 
 

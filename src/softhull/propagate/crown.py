@@ -6,9 +6,14 @@ network input is left, where the region gives a number. The claim after every st
 
     <C, node>  >=  sum_i <A_i, pending node i>  +  constant        for every input of the region,
 
-so the pending coefficients are a complete record of the step: whoever wants to charge rounding errors, write a
-certificate or continue with another kind of form needs nothing but the relaxations used and this claim. Upper bounds
-are lower bounds of the negated specification; up to the first relaxation both sides share one walk.
+so the pending coefficients are a complete record of the step: whoever wants to write a certificate or continue with
+another kind of form needs nothing but the relaxations used and this claim. Upper bounds are lower bounds of the
+negated specification; up to the first relaxation both sides share one walk.
+
+Coefficients are computed with rounding errors and then taken as the exact numbers they are. What the exact ones would
+have made of the node is another number, by at most a share of ``<|A|, sizes of its terms>``; with outward rounding
+that much is charged to the claim: to ``charge`` where a step is affine (both sides share it), to the constant where it
+is a relaxation. Additions of coefficients that meet at a node are charged when they happen.
 
 Relaxations ask for intervals of their inputs, which are found on demand by walks of their own, met with interval
 arithmetic, and kept. One file per relaxation that is not entrywise: ``products.py`` and ``softmax.py``.
@@ -25,11 +30,12 @@ from torch import Tensor
 from ..graph.graph import Graph
 from ..graph.operator import Affine, Bilinear, Elementwise, Interval, Lines
 from ..graph.ops.softmax import Softmax
+from ..graph.rounding import largest, share, underflow
 from . import products
 from . import softmax as softmaxes
 from .free import Free
-from .methods import Method
-from .perturbation import Region
+from .methods import Linear, Paper
+from .perturbation import Region, inner
 from .structure import Structure, pieces
 
 Pending = dict[int, Tensor]
@@ -49,7 +55,7 @@ class LinearBounds:
         self,
         graph: Graph,
         region: Region,
-        method: Method,
+        method: Linear | Paper,
         structure: Structure | None = None,
         memory: int = 1 << 24,
         deadline: float = math.inf,
@@ -61,6 +67,9 @@ class LinearBounds:
         self.structure = structure or Structure(graph)
         self.size = region.size
         self.deadline = deadline
+        self.outward = method.rounding == "outward"
+        self._sizes: dict[int, Tensor] = {}
+        self._weights: dict[int, tuple[Tensor | None, Tensor]] = {}
         self._rough: dict[int, Interval] = {}
         self._known: dict[int, Interval] = {}
         self.known_differences: dict[int, Interval | None] = {}
@@ -79,6 +88,11 @@ class LinearBounds:
             (part.known_differences, self.known_differences),
         ):
             kept |= {i: pair and (pair[0][instances], pair[1][instances]) for i, pair in found.items()}
+        part._sizes = {i: size[instances] for i, size in self._sizes.items()}
+        part._weights = {
+            i: (None if weights is None else weights[instances], floor[instances])
+            for i, (weights, floor) in self._weights.items()
+        }
         for i, planes in self.planes.items():
             if isinstance(planes, softmaxes.DensePlanes):
                 part.planes[i] = planes.take(instances)
@@ -171,6 +185,47 @@ class LinearBounds:
                 self.known_differences[index] = softmaxes.differences(self, index)
         return self.known_differences[index]
 
+    # What rounding costs
+
+    def share(self, operations: int) -> float:
+        """The share of the sum of absolute values that so many successive operations cost; 0 when rounding is free."""
+        return share(operations, self.region.lower.dtype) if self.outward else 0.0
+
+    def sizes(self, index: int) -> Tensor:
+        """The largest absolute value ``[B, *shape]`` of every entry of a node, without a walk for its own sake."""
+        if index not in self._sizes:
+            self.prepare(index)  # functions defined on a part of the line must not meet rough bounds
+            with torch.no_grad():
+                self._sizes[index] = largest(*self.rough(index))
+        return self._sizes[index]
+
+    def charge(self, A: Tensor, weights: Tensor) -> Tensor:
+        """``<|A|, weights>``; coefficients of zero cost nothing, not even where the node is unbounded."""
+        sizes = A.detach().abs().flatten(2)
+        flat = weights.flatten(1)
+        if bool(flat.isfinite().all()):
+            return inner(sizes, flat)
+        unbounded = ~flat.isfinite()
+        met = inner((sizes != 0).to(sizes), unbounded.to(sizes)) > 0
+        return torch.where(met, math.inf, inner(sizes, torch.where(unbounded, 0.0, flat)))
+
+    def _charge_of_step(self, index: int, A: Tensor) -> Tensor:
+        """What the rounding of an affine step costs, and the underflow of any step, where errors are not relative."""
+        node = self.graph.nodes[index]
+        operator = node.operator
+        if index not in self._weights:
+            with torch.no_grad():
+                sizes = [self.sizes(i) for i in node.inputs]
+                entries = math.prod(node.shape)
+                reach = torch.stack([torch.where(s.isfinite(), s, 0.0).flatten(1).sum(1) for s in sizes]).sum(0)
+                weights = None
+                if isinstance(operator, Affine) and not operator.exact_backward:
+                    # Every coefficient passed back, and the constant, is a sum over at most all entries of the node.
+                    weights = self.share(entries) * operator.magnitude(*sizes)
+                self._weights[index] = weights, (entries + 1) * underflow(A.dtype) * (1 + reach)
+        weights, floor = self._weights[index]
+        return floor if weights is None else floor + self.charge(A, weights)
+
     # Linear functions of a node
 
     def between(self, index: int, coefficients: Tensor, contract: bool = False) -> Interval:
@@ -192,25 +247,31 @@ class LinearBounds:
     def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None) -> Interval:
         pending: Pending = {index: C}
         constant = C.new_zeros(C.shape[0], 1)
+        charge = C.new_zeros(C.shape[0], 1)
         everywhere = self.method.everywhere
         best: Tensor | None = None
         while (top := max(pending, default=-1)) >= 0:
             node = self.graph.nodes[top]
             if both and (everywhere or not isinstance(node.operator, Affine)):
                 pending = {i: torch.cat((A, -A)) for i, A in pending.items()}
-                constant = torch.cat((constant, -constant))
+                constant, charge = torch.cat((constant, -constant)), torch.cat((charge, charge))
                 both = False
             A = pending.pop(top)
             backs, shift = self._step(top, A, contract, free)
             constant = constant + shift
+            if self.outward:
+                charge = charge + self._charge_of_step(top, A) + self.share(1) * constant.detach().abs()
             for i, back in zip(node.inputs, backs):
-                pending[i] = pending[i] + back if i in pending else back
+                met = i in pending
+                pending[i] = pending[i] + back if met else back
+                if met and self.outward:
+                    charge = charge + self.share(1) * self.charge(pending[i], self.sizes(i))
             if everywhere:
-                here = _sound(self._concretise(pending, constant), -math.inf)
+                here = _sound(self._concretise(pending, constant - charge), -math.inf)
                 best = here if best is None else torch.maximum(best, here)
-        lower = self._input_minimum(pending, constant)
+        lower = self._input_minimum(pending, constant - charge)
         if both:
-            upper = -self._input_minimum({i: -A for i, A in pending.items()}, -constant)
+            upper = -self._input_minimum({i: -A for i, A in pending.items()}, -constant - charge)
             return _sound(lower, -math.inf), _sound(upper, math.inf)
         lower = _sound(lower if best is None else torch.maximum(lower, best), -math.inf)
         half = C.shape[0]
@@ -241,20 +302,43 @@ class LinearBounds:
         if free is not None:
             lower, upper = self.interval(node.inputs[0], operator)
             lower, upper = (end.expand(specifications, *end.shape) for end in (lower, upper))
-            return operator.lines(lower, upper, free(index, "line", operator.start(lower, upper), axis=2))
+            lines = operator.lines(lower, upper, free(index, "line", operator.start(lower, upper), axis=2))
+            return self._charged(index, lines)
         if index not in self._lines:
-            self._lines[index] = operator.lines(*self.interval(node.inputs[0], operator))
+            self._lines[index] = self._charged(index, operator.lines(*self.interval(node.inputs[0], operator)))
         return self._lines[index]
 
+    def _charged(self, index: int, lines: Lines) -> Lines:
+        """Lines moved apart by what multiplying them with coefficients and adding up their offsets may cost."""
+        if not self.outward:
+            return lines
+        node = self.graph.nodes[index]
+        size = self.sizes(node.inputs[0])
+        slopes, offsets = (lines.lower_slope, lines.upper_slope), (lines.lower_offset, lines.upper_offset)
+        with torch.no_grad():
+            along, up = self.share(1), self.share(math.prod(node.shape))
+            below, above = (along * slope.abs() * size + up * offset.abs() for slope, offset in zip(slopes, offsets))
+        offsets = offsets[0] - below, offsets[1] + above
+        if not bool(size.isfinite().all()):  # no slope is worth its rounding where the node is unbounded
+            bounded, ends = size.isfinite(), node.operator.interval(self.interval(node.inputs[0]))
+            slopes = slopes[0].where(bounded, 0.0), slopes[1].where(bounded, 0.0)
+            offsets = offsets[0].where(bounded, ends[0]), offsets[1].where(bounded, ends[1])
+        return Lines(slopes[0], offsets[0], slopes[1], offsets[1])
+
     def _input_minimum(self, pending: Pending, constant: Tensor) -> Tensor:
+        """The bound that the region gives; adding its two parts is the last operation that rounds."""
         total = constant.expand(-1, self.size)
-        return total + self.region.minimum(pending[-1]) if -1 in pending else total
+        if -1 not in pending:
+            return total
+        found = self.region.minimum(pending[-1], self.outward)
+        return total + found - self.share(1) * (total.detach().abs() + found.detach().abs())
 
     def _concretise(self, pending: Pending, constant: Tensor) -> Tensor:
         """The bound that the intervals of the pending nodes give, without walking further."""
         total = constant.expand(-1, self.size)
         for index, A in pending.items():
-            total = total + Region(*self.interval(index)).minimum(A)
+            found = Region(*self.interval(index)).minimum(A, self.outward)
+            total = total + found - self.share(1) * (total.abs() + found.abs())
         return total
 
 

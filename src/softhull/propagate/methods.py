@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..bounds.rounding import check_rounding
 from ..bounds.table import find_bound
 from ..errors import InvalidInput
 
@@ -16,7 +17,8 @@ class Linear:
     ``bound`` names the softmax planes; ``differences`` bounds score differences by walks of their own; ``simplex`` uses
     that probabilities sum to one (the multiplier at every softmax, the reference value at every mixing of values);
     ``contract`` bounds the contracted factors of every product per specification; ``optimize`` is the number of
-    gradient steps spent on what is still unproved.
+    gradient steps spent on what is still unproved. ``rounding``: ``outward`` charges every rounding error, so that
+    bounds are true for the real-valued network; ``nearest`` ignores them.
     """
 
     bound: str = "hull"
@@ -27,6 +29,7 @@ class Linear:
     # A product that would need more contracted factors than this at once is relaxed term by term.
     contract_limit: int = 4096
     learning_rate: float = 0.1
+    rounding: str = "outward"
 
     everywhere: ClassVar[bool] = False  # whether bounds are concretised at every node on the way back
     pad_pairs: ClassVar[bool] = False  # whether rows of two take the form of ``bound`` for longer rows
@@ -36,6 +39,7 @@ class Linear:
         find_bound(self.bound)
         if self.optimize < 0:
             raise InvalidInput(f"optimize must be a number of steps of at least 0, got {self.optimize}")
+        check_rounding(self.rounding)
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,11 @@ class Paper:
 
     Box bounds of every node, concretised at every node on the way back with the best kept; score differences by box
     subtraction; tangent planes at the midpoint of the score box, for two tokens in the form for more than two; one
-    fixed pair of planes per product.
+    fixed pair of planes per product. Rounded to nearest, as there.
     """
 
     bound: str = "lse*"
+    rounding: str = "nearest"
 
     optimize: ClassVar[int] = 0
     differences: ClassVar[bool] = False
@@ -61,19 +66,79 @@ class Paper:
 
     def __post_init__(self) -> None:
         find_bound(self.bound)
+        check_rounding(self.rounding)
 
 
-Method = Linear | Paper
+@dataclass(frozen=True)
+class SecondOrder:
+    """Linear bounds without contracted products, then all products of a specification in one quadratic of the noise.
+
+    ``bound`` names the softmax planes; ``steps`` is the most factorisations spent on one specification; ``row_fit``
+    replaces the planes of attention rows by quadratics where everything else fails. Networks without products of
+    variable tensors have nothing of second order and are bounded by ``Linear``.
+    """
+
+    bound: str = "hull"
+    steps: int = 12
+    row_fit: bool = True
+    rounding: str = "outward"
+
+    def __post_init__(self) -> None:
+        find_bound(self.bound)
+        if self.steps < 1:
+            raise InvalidInput(f"steps must be at least 1, got {self.steps}")
+        check_rounding(self.rounding)
+
+    @property
+    def linear(self) -> Linear:
+        """The linear bounds everything starts from."""
+        return Linear(bound=self.bound, optimize=0, contract=False, rounding=self.rounding)
 
 
-def find_method(method: Method | str, bound: str | None = None, optimize: int | None = None) -> Method:
-    """A method by name, ``linear`` or ``paper``, with settings where given; a method object is returned as it is."""
-    if method == "linear":
-        return Linear(bound=bound or Linear.bound, optimize=Linear.optimize if optimize is None else optimize)
-    if method == "paper":
-        if optimize:
-            raise InvalidInput("method 'paper' has nothing to optimise; use method 'linear'")
-        return Paper(bound=bound or Paper.bound)
-    if isinstance(method, Linear | Paper):
+@dataclass(frozen=True)
+class Auto:
+    """Whatever proves an instance first: linear bounds, attack, second order, gradient steps on linear bounds.
+
+    ``optimize`` is the number of gradient steps, spent only where second order does not apply or gains nothing.
+    """
+
+    bound: str = "hull"
+    optimize: int = 20
+    rounding: str = "outward"
+
+    def __post_init__(self) -> None:
+        Linear(bound=self.bound, optimize=self.optimize, rounding=self.rounding)
+
+    @property
+    def second_order(self) -> SecondOrder:
+        return SecondOrder(bound=self.bound, rounding=self.rounding)
+
+    @property
+    def linear(self) -> Linear:
+        """The linear bounds of the last resort."""
+        return Linear(bound=self.bound, optimize=self.optimize, rounding=self.rounding)
+
+
+Method = Linear | Paper | SecondOrder | Auto
+METHODS = ("auto", "linear", "second-order", "paper")
+
+
+def find_method(
+    method: Method | str, bound: str | None = None, optimize: int | None = None, rounding: str | None = None
+) -> Method:
+    """A method by name (``METHODS``), with settings where given; a method object is returned as it is."""
+    if isinstance(method, Linear | Paper | SecondOrder | Auto):
         return method
-    raise InvalidInput(f"unknown method {method!r}; choose linear or paper")
+    if method == "linear" or method == "auto":
+        kind = Linear if method == "linear" else Auto
+        return kind(
+            bound=bound or kind.bound,
+            optimize=kind.optimize if optimize is None else optimize,
+            rounding=rounding or kind.rounding,
+        )
+    if method == "paper" or method == "second-order":
+        if optimize:
+            raise InvalidInput(f"method {method!r} takes no gradient steps; use method 'auto' or 'linear'")
+        other = Paper if method == "paper" else SecondOrder
+        return other(bound=bound or other.bound, rounding=rounding or other.rounding)
+    raise InvalidInput(f"unknown method {method!r}; choose {', '.join(METHODS[:-1])} or {METHODS[-1]}")

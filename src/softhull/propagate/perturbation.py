@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
+from ..graph.operator import Interval
+from ..graph.rounding import share, underflow
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,16 @@ class Perturbation:
         if self.clip is not None and not self.clip[0] <= self.clip[1]:
             raise InvalidInput(f"clip must be (low, high) with low <= high, got {self.clip!r}")
 
-    def around(self, x: Tensor, eps: Tensor | None = None) -> Region:
-        """The perturbed inputs around ``x [B, *shape]``, with an ``eps [B]`` of their own where given."""
+    def around(self, x: Tensor, eps: Tensor | None = None, dtype: torch.dtype | None = None) -> Region:
+        """The perturbed inputs around ``x [B, *shape]``, with an ``eps [B]`` of their own where given.
+
+        The region holds the whole ball of real numbers, in the format of ``x`` or in a shorter one.
+        """
+        dtype = dtype or x.dtype
         size = self.eps if eps is None else eps
-        wide = size.reshape(-1, *[1] * (x.ndim - 1)) if isinstance(size, Tensor) else size
-        lower, upper = x - wide, x + wide
+        exact = x.double()
+        wide = torch.as_tensor(size, dtype=torch.float64, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
+        (lower, least), (most, upper) = _sum_between(exact, -wide), _sum_between(exact, wide)
         if self.clip is not None:
             low, high = self.clip
             outside = (x < low) | (x > high)
@@ -40,21 +49,43 @@ class Perturbation:
                 raise InvalidInput(
                     f"input {float(x[index])!r} at index {index} lies outside the clip range {self.clip}"
                 )
-            lower, upper = lower.clamp(min=low), upper.clamp(max=high)
+            lower, least, most, upper = (end.clamp(low, high) for end in (lower, least, most, upper))
+        lower, upper = _at_most(lower, dtype), -_at_most(-upper, dtype)
         if self.norm == math.inf:
-            return Region(lower, upper)
-        return Region(lower, upper, centre=x, eps=size, norm=self.norm)
+            return Region(lower, upper, inner=(least, most))
+        return Region(lower, upper, x, size, self.norm, inner=(least, most))
+
+
+def _sum_between(a: Tensor, b: Tensor) -> Interval:
+    """The numbers of the format around the real sum: the largest that is not above it, the smallest not below."""
+    total = a + b
+    rounded = total - a
+    error = (a - (total - rounded)) + (b - rounded)  # exact: the real sum is total + error
+    infinite = torch.full_like(total, math.inf)
+    below = torch.where(error < 0, torch.nextafter(total, -infinite), total)
+    return below, torch.where(error > 0, torch.nextafter(total, infinite), total)
+
+
+def _at_most(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` in another format, rounded down."""
+    y = x.to(dtype)
+    return torch.where(y.double() > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A box ``[B, *shape]``, met with the balls of radius ``eps`` (a number or ``[B]``) around ``centre`` if given."""
+    """A box ``[B, *shape]``, met with the balls of radius ``eps`` (a number or ``[B]``) around ``centre`` if given.
+
+    The box is rounded outward so that bounds speak about the whole ball; ``inner`` is its counterpart rounded inward
+    (None: the box is meant as it is), which points that are to lie in the ball must not leave.
+    """
 
     lower: Tensor
     upper: Tensor
     centre: Tensor | None = None
     eps: float | Tensor = math.inf
     norm: float = math.inf
+    inner: Interval | None = None
 
     def __post_init__(self) -> None:
         if not (self.lower <= self.upper).all():
@@ -64,25 +95,57 @@ class Region:
     def size(self) -> int:
         return self.lower.shape[0]
 
-    def minimum(self, coefficients: Tensor) -> Tensor:
+    def minimum(self, coefficients: Tensor, outward: bool = True) -> Tensor:
         """A lower bound ``[S, B]`` on ``<coefficients, x>``, exact for boxes; coefficients ``[S, B or 1, *shape]``.
 
-        For a ball met with a box it is the better of the two alone.
+        For a ball met with a box it is the better of the two alone. ``outward`` lowers it by what rounding may cost.
         """
         flat = coefficients.flatten(2)
-        middle = (self.lower + (self.upper - self.lower) / 2).flatten(1)
-        radius = ((self.upper - self.lower) / 2).flatten(1)
-        best = _inner(flat, middle) - _inner(flat.abs(), radius)
+        middle, radius, padded = self._middle_and_radius
+        best = inner(flat, middle) - inner(flat.abs(), padded if outward else radius)
         if self.centre is None:
             return best
         dual = {1: math.inf, 2: 2}[int(self.norm)]
-        return torch.maximum(best, _inner(flat, self.centre.flatten(1)) - self.eps * flat.norm(p=dual, dim=-1))
+        centre = self.centre.to(middle.dtype).flatten(1)
+        cost = share(flat.shape[-1], middle.dtype) if outward else 0.0
+        ball = inner(flat, centre) - (1 + cost) * self.eps * flat.norm(p=dual, dim=-1)
+        if outward:  # the centre may have been rounded to a shorter format, too
+            ball = ball - cost * inner(flat.abs(), centre.abs())
+        return torch.maximum(best, ball)
+
+    @cached_property
+    def _middle_and_radius(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The box as a middle and a radius, and the radius with the rounding of both scalar products added to it.
+
+        What rounding costs grows with the absolute values of the coefficients exactly as the radius does.
+        """
+        lower, upper = self.lower.flatten(1), self.upper.flatten(1)
+        radius = (upper - lower) / 2
+        middle = lower + radius
+        size = torch.maximum(lower.abs(), upper.abs())
+        return middle, radius, radius + share(lower.shape[1], lower.dtype) * size + underflow(lower.dtype)
 
     def take(self, instances: Tensor) -> Region:
         """The regions of some instances, in the order given."""
         centre = None if self.centre is None else self.centre[instances]
         eps = self.eps[instances] if isinstance(self.eps, Tensor) else self.eps
-        return Region(self.lower[instances], self.upper[instances], centre, eps, self.norm)
+        inner = self.inner and (self.inner[0][instances], self.inner[1][instances])
+        return Region(self.lower[instances], self.upper[instances], centre, eps, self.norm, inner)
+
+    def contains(self, x: Tensor) -> bool:
+        """Whether a point ``[*shape]`` lies in the ball of the only instance, decided in exact arithmetic."""
+        least, most = self.inner or (self.lower, self.upper)
+        point = x.double()
+        if not bool(((point >= least[0]) & (point <= most[0])).all()):
+            return False
+        if self.centre is None:
+            return True
+        steps = [
+            abs(Fraction(a) - Fraction(b))
+            for a, b in zip(point.flatten().tolist(), self.centre[0].double().flatten().tolist())
+        ]
+        eps = Fraction(float(torch.as_tensor(self.eps, dtype=torch.float64).reshape(-1)[0]))
+        return sum(steps) <= eps if self.norm == 1 else sum(step * step for step in steps) <= eps * eps
 
     def project(self, x: Tensor) -> Tensor:
         """A point of the region near ``x``: inside the box always, inside the ball up to rounding."""
@@ -91,12 +154,12 @@ class Region:
         return torch.minimum(torch.maximum(x, self.lower), self.upper)
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """One random point of every instance's region."""
-        share = torch.rand(self.lower.shape, generator=generator, dtype=self.lower.dtype).to(self.lower.device)
+        """One random point of every instance's region: the same place in each, whatever else is in the batch."""
+        share = torch.rand(self.lower.shape[1:], generator=generator, dtype=self.lower.dtype).to(self.lower.device)
         return self.project(self.lower + share * (self.upper - self.lower))
 
 
-def _inner(coefficients: Tensor, x: Tensor) -> Tensor:
+def inner(coefficients: Tensor, x: Tensor) -> Tensor:
     """``[S, B or 1, n]`` with ``[B, n]`` gives ``[S, B]``."""
     if coefficients.shape[1] == 1:
         return coefficients[:, 0] @ x.T

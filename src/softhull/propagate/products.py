@@ -1,13 +1,20 @@
-"""Products of two variable tensors: McCormick planes, term by term or on contracted factors."""
+"""Products of two variable tensors: McCormick planes, term by term or on contracted factors.
+
+The planes are exact for the numbers they are made of: with any middle ``m`` and any weights the remainder is bounded
+by the ends of the intervals. What rounding adds to a coefficient or a constant is a share of the product of the largest
+absolute values of the two factors, and is charged with it to the constant.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..graph.operator import Bilinear
+from ..graph.rounding import largest
 from . import contraction
 from .free import Free
 
@@ -25,8 +32,14 @@ def step(
     coefficients, constant, rest = found
     if rest is None:
         return coefficients, constant
-    (on_x, on_y), more = _term_by_term(bounds, index, rest, None)
-    return (coefficients[0] + on_x, coefficients[1] + on_y), constant + more
+    backs, more = _term_by_term(bounds, index, rest, None)
+    sums = tuple(ours + theirs for ours, theirs in zip(coefficients, backs))
+    constant = constant + more
+    if bounds.outward:
+        for i, total in zip(bounds.graph.nodes[index].inputs, sums):
+            constant = constant - bounds.share(1) * bounds.charge(total, bounds.sizes(i))
+        constant = constant - bounds.share(1) * (constant.detach().abs() + more.detach().abs())
+    return sums, constant
 
 
 def _term_by_term(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -43,11 +56,19 @@ def _term_by_term(bounds: LinearBounds, index: int, C: Tensor, free: Free | None
         value = operator.value(x, y).flatten(1)
         return torch.einsum("sbn,bn->sb", coefficients.flatten(2).expand(-1, value.shape[0], -1), value)
 
+    def charge() -> Tensor | float:
+        if not bounds.outward:
+            return 0.0
+        # Sums over the entries of the product for coefficients, over these and the inner dimension for the constant.
+        terms = math.prod(node.shape) + lx.shape[-1] + 16
+        with torch.no_grad():
+            return bounds.charge(C, 4 * bounds.share(terms) * operator.value(largest(lx, ux), largest(ly, uy)))
+
     if free is None and bounds.method.mixture == 0.5:
         # Equal weights: the tangent of the product at the centre, and the product of the half-widths as remainder.
         rx, ry = (ux - lx) / 2, (uy - ly) / 2
         mx, my = lx + rx, ly + ry
-        constant = inner(C, mx, my) + inner(C.abs(), rx, ry)
+        constant = inner(C, mx, my) + inner(C.abs(), rx, ry) + charge()
         return (pull(C, 0, my), pull(C, 1, mx)), -constant
     default = C.new_full((2, C.shape[0], bounds.size, *node.shape), bounds.method.mixture)
     # below: weight of the lower plane through (lx, ly); above: weight of the upper plane through (lx, uy).
@@ -57,4 +78,4 @@ def _term_by_term(bounds: LinearBounds, index: int, C: Tensor, free: Free | None
     on_x = pull(up_low + down_high, 0, ly) + pull(up_high + down_low, 0, uy)
     on_y = pull(up_low + down_low, 1, lx) + pull(up_high + down_high, 1, ux)
     constant = inner(up_low, lx, ly) + inner(up_high, ux, uy) + inner(down_low, lx, uy) + inner(down_high, ux, ly)
-    return (on_x, on_y), -constant
+    return (on_x, on_y), -(constant + charge())

@@ -1,10 +1,15 @@
-"""Softmax inside a walk: score differences, planes by output, the simplex multiplier."""
+"""Softmax inside a walk: score differences, planes by output, the simplex multiplier.
+
+Planes hold as they are given; combining them rounds. The coefficients of a combination are off by a share of the
+slopes, which matters over the reach of the scores around the anchor, and its constant by a share of the values and of
+the slopes times the anchor. All planes that may be mixed with each other are moved apart by that much beforehand.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +20,7 @@ from ..bounds.softmax import softmax_bounds, softmax_planes
 from ..bounds.table import find_bound
 from ..graph.operator import Interval
 from ..graph.ops.softmax import Softmax
+from ..graph.rounding import outward
 from .free import Free
 from .structure import pieces
 
@@ -56,6 +62,14 @@ class DensePlanes:
         constant = up * self.below + down * self.above - slope * self.at
         return slope, constant.flatten(2).sum(-1)
 
+    def sizes(self, reach: Tensor) -> Interval:
+        """How large the numbers get that make the planes within ``reach [B, rows, K]``: ``[B, rows, K]`` each."""
+        below, above = ((slope.abs() @ reach[..., None])[..., 0] for slope in (self.below_slope, self.above_slope))
+        return 1 + self.below.abs() + below, 1 + self.above.abs() + above
+
+    def moved(self, below: Tensor, above: Tensor) -> DensePlanes:
+        return replace(self, below=self.below + below, above=self.above + above)
+
     def take(self, instances: Tensor) -> DensePlanes:
         return DensePlanes(*(getattr(self, f.name)[instances] for f in fields(self)))
 
@@ -74,6 +88,20 @@ class CompactPlanes:
     @property
     def above(self) -> Tensor:
         return self.upper.value
+
+    @property
+    def at(self) -> Tensor:
+        return self.lower.at
+
+    def sizes(self, reach: Tensor) -> Interval:
+        below, above = (planes.value.abs() + planes.size_within(reach) for planes in (self.lower, self.upper))
+        return 1 + below, 1 + above
+
+    def moved(self, below: Tensor, above: Tensor) -> CompactPlanes:
+        lower, upper = self.lower, self.upper
+        return CompactPlanes(
+            lower.at_value(lower.value + below, lower.side), upper.at_value(upper.value + above, upper.side)
+        )
 
     def combine(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
         (rise, constant), (fall, rest) = self.lower.compose_left(up), self.upper.compose_left(down)
@@ -99,8 +127,10 @@ def step(bounds: LinearBounds, index: int, A: Tensor, free: Free | None) -> tupl
             )
         rows = rows - multiplier
         constant = multiplier.flatten(2).sum(-1)
+        constant = constant - bounds.share(rows.shape[2]) * multiplier.detach().abs().flatten(2).sum(-1)
     slope, value = planes.combine(rows.clamp(min=0), rows.clamp(max=0))
     constant = constant + value
+    constant = constant - bounds.share(1) * (constant.detach().abs() + value.detach().abs())
     back = slope.reshape(slope.shape[:2] + leading[2:]).movedim(-1, axis + 2)
     return (back,), constant
 
@@ -114,7 +144,7 @@ def probabilities(bounds: LinearBounds, index: int) -> Interval:
         return lower, upper
     axis = _axis(bounds, index)
     shape = lower.movedim(axis + 1, -1).shape
-    least, most = softmax_bounds(low, low, high, bound="const", differences=known)
+    least, most = softmax_bounds(low, low, high, "const", differences=known, rounding=bounds.method.rounding)
     assert least is not None
     assert most is not None
     least, most = (end.reshape(shape).movedim(-1, axis + 1) for end in (least, most))
@@ -130,7 +160,7 @@ def differences(bounds: LinearBounds, index: int) -> Interval | None:
     axis = _axis(bounds, index)
     lower, upper = (_rows(end, axis) for end in bounds.interval(node.inputs[0]))
     low, high = lower[..., :, None] - upper[..., None, :], upper[..., :, None] - lower[..., None, :]
-    found = low, high
+    found = outward(low, high) if bounds.outward else (low, high)
     contract = method.contract and _pairs(bounds, index) <= _FEW_PAIRS
     _tighten(bounds, index, found, lambda i, C: bounds.between(i, C, contract))
     return found
@@ -210,15 +240,15 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
 def _planes(bounds: LinearBounds, index: int, specifications: int, free: Free | None) -> RowPlanes:
     if index not in bounds.planes:
         with torch.no_grad():
-            bounds.planes[index] = _tangent_planes(bounds, index)
+            (bounds.planes[index],) = _charged(bounds, index, [_tangent_planes(bounds, index)])
     planes = bounds.planes[index]
     if free is None or planes.below.shape[-1] > _MIXED_UP_TO:
         return planes
     if index not in bounds.more_planes:
         with torch.no_grad():
-            bounds.more_planes[index] = _further_planes(bounds, index)
-    assert isinstance(planes, DensePlanes)
-    further = bounds.more_planes[index]
+            assert isinstance(planes, DensePlanes)
+            bounds.more_planes[index] = _charged(bounds, index, [planes, *_further_planes(bounds, index)])
+    planes, *further = bounds.more_planes[index]
     start = planes.at.new_zeros(2, specifications, *planes.at.shape, len(further))
     shares = free(index, "planes", start, axis=2)
     for i, other in enumerate(further):
@@ -236,11 +266,10 @@ def _planes(bounds: LinearBounds, index: int, specifications: int, free: Free | 
 def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:
     """The planes of the method's bound at the midpoint of the score box."""
     lower, upper, known = _scores(bounds, index)
-    name = bounds.method.bound
     if bounds.method.pad_pairs and lower.shape[-1] == 2:
         masked = lower.new_full((*lower.shape[:-1], 1), -math.inf)
         low, high = (torch.cat((end, masked), -1) for end in (lower, upper))
-        planes = _dense(*_both_sides(name, low, high, None, None, outputs=(0, 1)))
+        planes = _dense(*_both_sides(bounds, low, high, None, None, outputs=(0, 1)))
         return DensePlanes(
             planes.at[..., :2],
             planes.below,
@@ -248,8 +277,21 @@ def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:
             planes.below_slope[..., :2],
             planes.above_slope[..., :2],
         )
-    below, above = _both_sides(name, lower, upper, _centre(lower, upper, known), known)
+    below, above = _both_sides(bounds, lower, upper, _centre(lower, upper, known), known)
     return CompactPlanes(below, above) if lower.shape[-1] > _DENSE_UP_TO else _dense(below, above)
+
+
+def _charged(bounds: LinearBounds, index: int, planes: list[Any]) -> list[Any]:
+    """Planes of one anchor moved apart by what mixing them and combining them with coefficients may cost."""
+    if not bounds.outward:
+        return planes
+    low, high = _unmasked(*_scores(bounds, index)[:2])
+    at = planes[0].at
+    reach = 1 + 2 * (torch.maximum(high - at, at - low) + at.abs())
+    # Sums over the outputs for a slope, over all of them and their rows for the constant; mixing takes a few more.
+    cost = bounds.share(3 * math.prod(at.shape[1:]) + 32)
+    below, above = (torch.stack(sizes).amax(0) for sizes in zip(*(some.sizes(reach) for some in planes)))
+    return [some.moved(-cost * below, cost * above) for some in planes]
 
 
 def _centre(lower: Tensor, upper: Tensor, known: Interval | None) -> Tensor:
@@ -267,7 +309,8 @@ def _centre(lower: Tensor, upper: Tensor, known: Interval | None) -> Tensor:
 def _further_planes(bounds: LinearBounds, index: int) -> list[DensePlanes]:
     """Constant planes, and for every output tangent planes where its own score is low and where it is high."""
     lower, upper, known = _scores(bounds, index)
-    constant = softmax_planes(lower, upper, "const", _centre(lower, upper, known), known)
+    anchor, mode = _centre(lower, upper, known), bounds.method.rounding
+    constant = softmax_planes(lower, upper, "const", anchor, known, rounding=mode)
     found = [_dense(constant.lower, constant.upper)]
     at = found[0].at
     K = lower.shape[-1]
@@ -280,7 +323,7 @@ def _further_planes(bounds: LinearBounds, index: int) -> list[DensePlanes]:
 
     anchors = torch.minimum(torch.maximum(anchors, repeated(least)), repeated(most))
     apart = known and (repeated(known[0]), repeated(known[1]))
-    below, above = _both_sides(bounds.method.bound, repeated(lower), repeated(upper), anchors, apart)
+    below, above = _both_sides(bounds, repeated(lower), repeated(upper), anchors, apart)
     values, slopes = [], []
     for planes in (below, above):
         slopes.append(planes.rows(0, K).diagonal(dim1=-3, dim2=-2).mT)  # every output at its own anchors
@@ -292,12 +335,20 @@ def _further_planes(bounds: LinearBounds, index: int) -> list[DensePlanes]:
 
 
 def _both_sides(
-    name: str, lower: Tensor, upper: Tensor, at: Tensor | None, known: Interval | None, outputs: Any = None
+    bounds: LinearBounds,
+    lower: Tensor,
+    upper: Tensor,
+    at: Tensor | None,
+    known: Interval | None,
+    outputs: Any = None,
 ) -> tuple[Planes, Planes]:
     """Planes below and above; a bound that lacks one side borrows that of ``lse``."""
+    name, mode = bounds.method.bound, bounds.method.rounding
     row = find_bound(name)
-    found = softmax_planes(lower, upper, name, at, known, outputs)
-    other = found if row.lower and row.upper else softmax_planes(lower, upper, "lse", at, known, outputs)
+    found = softmax_planes(lower, upper, name, at, known, outputs, rounding=mode)
+    other = found
+    if not (row.lower and row.upper):
+        other = softmax_planes(lower, upper, "lse", at, known, outputs, rounding=mode)
     return found.lower or other.lower, found.upper or other.upper
 
 
