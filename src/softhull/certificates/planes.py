@@ -26,7 +26,7 @@ def best_lower(x: Logits, k: int, at: Floats) -> tuple[float, float, float, floa
     """Reference, theta, alpha and gamma of the plane below ``p_k`` that is highest at a point."""
     best, value = (-1.0, 0.0, 0.0, 1.0), -np.inf
     for reference, theta in _references(x, k):
-        found = _parameters(x, k, at, reference, theta)
+        found = parameters(x, k, at, reference, theta)
         try:
             slope, offset = lower_plane(x, k, *found)
         except NotAPlane:
@@ -71,7 +71,8 @@ def _best_weight(x: Logits, k: int, J: int) -> float:
     return float(np.clip(np.arctanh(min(lead * np.tanh(half), 1 - 1e-16)) / half, 0, 1))
 
 
-def _parameters(x: Logits, k: int, at: Floats, J: int, theta: float) -> tuple[int, float, float, float]:
+def parameters(x: Logits, k: int, at: Floats, J: int, theta: float) -> tuple[int, float, float, float]:
+    """Reference, theta and the best alpha and gamma for them at a point."""
     low, high, d = x.low, x.high, at
     if J >= 0:
         low = np.maximum(x.low - theta * x.high[J], theta * x.apart[:, J] + (1 - theta) * x.low)

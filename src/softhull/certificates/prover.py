@@ -16,7 +16,7 @@ from ..checker.certificate import FORMAT, VERSION, Certificate
 from ..checker.check import LARGEST_STEP, region_of, sha256, unit_rows
 from ..checker.network import Indices, Kink, Networks, Product, Softmax, View
 from ..checker.replay import Functions, Knowledge, Rule
-from .planes import best_lower, best_upper, centre
+from .planes import best_lower, best_upper, centre, parameters
 
 
 class Proof:
@@ -31,8 +31,10 @@ class Proof:
         self.known = Knowledge(self.networks, region_of(self.x, eps, norm, clip))
         self.steps: list[dict[str, Any]] = []
         self.arrays: dict[str, np.ndarray[Any, Any]] = {"input": self.x}
+        self.scores: list[tuple[Floats, Floats]] = []
         self.contract = False
         self.anchors: dict[int, tuple[int, Floats, Floats]] = {}  # by softmax: step, values below and above
+        self.choices: dict[int, Rule] = {}  # made elsewhere, by node; they go before our own
         self._slopes: dict[int, str] = {}
         self._widest = max(node.size for node in self.networks.nodes)
 
@@ -51,47 +53,55 @@ class Proof:
 
     # Claims
 
-    def prepare(self, views: Sequence[View]) -> None:
-        """Claim what the relaxations on the way to some tensors need, first to last."""
+    def prepare(self, views: Sequence[View], stops: bool = False) -> None:
+        """Claim what the relaxations on the way to some tensors need, first to last.
+
+        With ``stops`` bounds are evaluated at every node on the way back and the best is kept.
+        """
         for index in sorted(self._ancestors(views)):
             node = self.networks.nodes[index]
             if isinstance(node, Kink):
                 lower, upper = self.known.box(node.x)
                 crossing = np.unique(node.x.index[(lower < 0) & (upper > 0)])
-                self.claim_entries(self._whole(node.x.node), crossing)
+                self.claim_entries(self._whole(node.x.node), crossing, stops)
             elif isinstance(node, Product):
                 for view in (node.x, node.y):
                     if not isinstance(self.networks.nodes[view.node], Softmax | Kink):
-                        self.claim_entries(self._whole(view.node), np.unique(view.index))
+                        self.claim_entries(self._whole(view.node), np.unique(view.index), stops)
             elif isinstance(node, Softmax):
-                self.prepare_softmax(index)
+                self.prepare_softmax(index, stops)
+                self.derive_planes(index)
 
-    def prepare_softmax(self, index: int) -> None:
-        """Claim the logits of a softmax and their differences, and derive planes."""
+    def prepare_softmax(self, index: int, stops: bool = False) -> None:
+        """Claim the logits of a softmax and their differences."""
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
         scores = self._whole(node.x.node)
         rows = node.x.index[node.rows]
-        self.claim_entries(scores, np.unique(rows))
+        self.claim_entries(scores, np.unique(rows), stops)
         first, second = np.triu_indices(rows.shape[1], 1)
         pairs = np.stack((rows[:, first], rows[:, second]), -1).reshape(-1, 2)
         self.contract, before = True, self.contract
-        self.claim_differences(scores, pairs)
+        self.claim_differences(scores, pairs, stops)
         self.contract = before
-        self.derive_planes(index)
 
-    def derive_planes(self, index: int, at: Floats | None = None) -> None:
-        """Planes below and above every output of a softmax, touching at logits ``[R, K]`` or amid what is known."""
+    def derive_planes(self, index: int, at: Floats | None = None, own: bool = False) -> int:
+        """Planes below and above every output of a softmax, touching at logits ``[R, K]`` or amid what is known.
+
+        With ``own`` there is a second plane below every output, relative to its own logit. Returns the step.
+        """
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
         R, K = node.rows.shape
-        below, above = np.zeros((1, R, K, 4)), np.zeros((1, R, K, K))
+        below, above = np.zeros((1 + own, R, K, 4)), np.zeros((1, R, K, K))
         point = np.zeros((R, K))
         for r in range(R):
             x = self.known.logits(node, r)
             point[r] = centre(x) if at is None else np.clip(at[r], x.low, x.high)
             for k in range(K):
                 below[0, r, k] = best_lower(x, k, point[r])
+                if own:
+                    below[1, r, k] = parameters(x, k, point[r], k, 1.0)
                 above[0, r, k] = best_upper(x, k, point[r])
         planes = self.known.derive_planes(index, below, above)
         number = len(self.steps)
@@ -104,6 +114,7 @@ class Proof:
 
         low = values(planes.below_slope, planes.below)
         self.anchors[index] = number, low, values(planes.above_slope, planes.above)
+        return number
 
     def claim_entries(self, view: View, entries: Indices, stops: bool = False) -> None:
         for part in self._parts(entries, 2):
@@ -152,8 +163,30 @@ class Proof:
 
     def _differ(self, view: View, pairs: Indices, lower: Floats, rules: dict[str, Any]) -> None:
         upper = np.full(len(lower), np.inf)
-        self._commit("differences", view, {"entries": pairs}, lower, upper, rules, False)
-        self.known.learn_differences(view, pairs, lower, upper)
+        whole, pairs = self._whole(view.node), view.index.ravel()[pairs]
+        self._commit("differences", whole, {"entries": pairs}, lower, upper, rules, False)
+        self.known.learn_differences(whole, pairs, lower, upper)
+
+    def claim_score(self, row: Floats) -> float:
+        """Claim a lower bound on ``row . p``, p being the sum of the outputs of all networks."""
+        rows = row[None]
+        lower, rules = self.walk([(view, exact(rows)) for view in self.networks.outputs], False)
+        self.steps.append({"claim": "score", "rows": self.keep(rows), "lower": self.keep(lower), "rules": rules})
+        self.scores.append((rows, lower))
+        return float(lower[0])
+
+    def claim_sign(self, view: View, positive: bool) -> float:
+        """Claim that a single output is positive (negative): how far it stays from zero."""
+        rows = unit_rows(np.zeros(1, dtype=np.int64), 1) * (1 if positive else -1)
+        for self.contract in (False, True):
+            values, rules = self.walk([(view, rows)], False)
+            if values[0] > 0:
+                break
+        lower, upper = (values, np.full(1, np.inf)) if positive else (np.full(1, -np.inf), -values)
+        whole, entries = self._whole(view.node), view.index.ravel()
+        self._commit("entries", whole, {"entries": entries}, lower, upper, rules, False)
+        self.known.learn_entries(whole, entries, lower, upper)
+        return float(values[0])
 
     def _both(self, claim: str, view: View, rows: Balls, what: dict[str, Any], stops: bool) -> tuple[Floats, Floats]:
         values, rules = self.walk([(view, np.concatenate((rows, -rows)))], stops)
@@ -185,6 +218,8 @@ class Proof:
     # Choices
 
     def _choose(self, index: int, A: Balls) -> Rule:
+        if index in self.choices:
+            return self.choices[index]
         node = self.networks.nodes[index]
         if isinstance(node, Kink):
             return {"slope": self.arrays[self._slope(index, node)]}
@@ -266,6 +301,10 @@ class Proof:
     def _parts(self, items: Any, sides: int) -> list[Any]:
         step = max(1, LARGEST_STEP // (sides * self._widest))
         return [items[i : i + step] for i in range(0, len(items), step)]
+
+    def ancestors(self, network: int) -> set[int]:
+        """The nodes that the output of a network depends on, with its own."""
+        return self._ancestors([self.networks.outputs[network]])
 
     def _ancestors(self, views: Sequence[View]) -> set[int]:
         found: set[int] = set()

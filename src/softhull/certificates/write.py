@@ -1,0 +1,150 @@
+"""Certificates of single instances, and the folder that a command fills with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..checker.certificate import Certificate, write_certificate
+from ..checker.check import conclusion
+from ..checker.network import Softmax
+from ..checker.replay import Refused
+from ..checker.session import exactly
+from ..errors import InvalidInput, SofthullError
+from .prover import Proof
+
+if TYPE_CHECKING:
+    from ..formats.network import Network
+    from ..propagate.perturbation import Perturbation
+    from ..verify.scores import Score
+
+
+class NoProof(SofthullError):
+    """What was certified is not proved by the rules of the checker as they are used here; the message says why."""
+
+
+@exactly
+def class_certificate(
+    model: str | Path,
+    x: np.ndarray,
+    label: int,
+    perturbation: Perturbation,
+    rivals: Sequence[int] | None = None,
+    index: int | None = None,
+) -> Certificate:
+    """A proof that ``label`` stays ahead of ``rivals`` (default: all other classes) within the perturbation.
+
+    ``index`` says where the input stands in its data file. Raises NoProof, or ModelError for operators that the
+    checker does not cover.
+    """
+    proof = Proof([model], x, perturbation.eps, _norm(perturbation), perturbation.clip)
+    logits = proof.networks.logits[0]
+    classes = logits.index.size
+    proof.prepare([logits])
+    if classes == 1:
+        found = proof.claim_sign(logits, label == 1)
+        rivals = []
+    else:
+        rivals = [k for k in range(classes) if k != label] if rivals is None else [k for k in rivals if k != label]
+        found = float(proof.claim_lead(logits, label, rivals).min(initial=math.inf))
+    if not found > 0:
+        raise NoProof(f"the rules of the checker prove a margin of {found:.3g} only")
+    return proof.certificate({"kind": "class", "label": int(label), "rivals": [int(k) for k in rivals]}, index)
+
+
+@exactly
+def score_certificate(
+    models: Sequence[str | Path],
+    networks: Sequence[Network],
+    x: np.ndarray,
+    label: int,
+    perturbation: Perturbation,
+    score: str | Score = "nll",
+    index: int | None = None,
+) -> Certificate:
+    """A proof of a bound on the score of the mean probabilities, from the multipliers of the Lagrangian method."""
+    import torch
+
+    from ..solve.dual import Dual
+    from ..solve.lagrangian import Lagrangian
+    from ..solve.layers import stack_networks
+    from ..solve.relaxation import relax
+    from ..solve.softmax import parse_bounds
+    from ..verify.scores import AffinePiece, find_score
+    from .ensemble import choices
+
+    kind = find_score(score)
+    proof = Proof(models, x, perturbation.eps, _norm(perturbation), perturbation.clip)
+    for output in proof.networks.outputs:
+        if not isinstance(proof.networks.nodes[output.node], Softmax):
+            raise NoProof("the checker covers scores of networks that end in a softmax")
+    proof.prepare(proof.networks.logits, stops=True)
+    for output in proof.networks.outputs:
+        proof.prepare_softmax(output.node, stops=True)
+    y = torch.tensor([label])
+    region = perturbation.around(torch.as_tensor(x, dtype=torch.float64).reshape(1, *networks[0].input_shape))
+    relaxation = relax(stack_networks([n.graph for n in networks]), region, parse_bounds("all"))
+    least, most = relaxation.probabilities()
+    worst = -math.inf
+    for piece in kind.pieces(y, least, most):
+        best = math.inf
+        point = (least + most) / 2
+        for _ in range(piece.rounds):
+            plane: AffinePiece = piece.tangent(point)
+            solution = Dual(stages=2).solve(relaxation, plane.coefficients)
+            point = solution.probabilities
+            whole = Lagrangian(relaxation, plane.coefficients)
+            proof.choices = choices(proof, relaxation, whole, solution.certificate)
+            lower = proof.claim_score(-plane.coefficients[0].numpy())
+            best = min(best, float(plane.offset[0]) - lower / len(models))
+        worst = max(worst, best)
+    bound = float(kind.from_badness(torch.tensor([worst], dtype=torch.float64))[0])
+    outward = 1 if kind.worst_when == "high" else -1
+    for slack in (1e-15, 1e-13, 1e-11, 1e-9, 1e-7):
+        stated = bound + outward * slack * (1 + abs(bound))
+        claim = {"kind": "score", "score": kind.name, "label": int(label), "bound": stated}
+        try:
+            conclusion(claim, proof.networks, proof.known, proof.scores)
+        except Refused as problem:
+            refusal = str(problem)
+        else:
+            return proof.certificate(claim, index)
+    raise NoProof(refusal)
+
+
+class Folder:
+    """One file per certified instance; what could not be written is remembered with its reason."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise InvalidInput(f"{path}: {problem.strerror or 'cannot be made a folder'}") from None
+        self.written: dict[int, str] = {}
+        self.missing: dict[int, str] = {}
+
+    def keep(self, index: int, make: Callable[[], Certificate]) -> None:
+        """Write the certificate of an instance, or note why there is none."""
+        try:
+            certificate = make()
+        except SofthullError as problem:
+            self.missing[index] = str(problem)
+            return
+        name = f"certificate-{index:05d}.npz"
+        write_certificate(self.path / name, certificate)
+        self.written[index] = name
+
+    def __str__(self) -> str:
+        line = f"{len(self.written)} certificates in {self.path}"
+        for index, why in self.missing.items():
+            line += f"\nno certificate for {index}: {why}"
+        return line
+
+
+def _norm(perturbation: Perturbation) -> str:
+    return "inf" if math.isinf(perturbation.norm) else str(int(perturbation.norm))
