@@ -151,6 +151,16 @@ class Store:
                     found[key] = Answer(worst_input=worst, **dict(zip(names, row[1:])))
         return found
 
+    def verdicts(self, keys: Iterable[str]) -> dict[str, str]:
+        """The verdicts of those keys that are answered."""
+        found = {}
+        with explained(self.path):
+            for key in keys:
+                row = self._connection.execute("SELECT verdict FROM answers WHERE key = ?", (key,)).fetchone()
+                if row is not None:
+                    found[key] = row[0]
+        return found
+
     def _dictionaries(self, query: str, packed: tuple[str, ...]) -> list[dict[str, Any]]:
         cursor = self._connection.execute(query)
         names = [column[0] for column in cursor.description]

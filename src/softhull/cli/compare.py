@@ -1,0 +1,42 @@
+"""``softhull compare``: what one method certifies and another does not."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from .options import console
+
+CHOICES = ("bound", "method", "rounding", "network", "eps", "norm", "property", "version")
+
+
+@click.command("compare", short_help="What one method certifies and another does not.")
+@click.argument("store", type=click.Path(exists=True, dir_okay=False))
+@click.option("--by", type=click.Choice(CHOICES), default="bound", show_default=True, help="What is told apart.")
+@click.option("--where", multiple=True, help="Only rows such as method=linear or eps=0.02; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def command(store: str, by: str, where: tuple[str, ...], as_json: bool) -> None:
+    """Compare the answers in STORE to the same questions, over the instances that all sides answered.
+
+    \b
+    Examples
+      softhull compare runs.db --by bound
+      softhull compare runs.db --by method --where eps=0.02
+    """
+    from ..errors import InvalidInput
+    from ..runs.compare import compare
+    from ..runs.store import Store
+    from ..runs.tables import comparison_tables
+    from ..runs.where import parse_where
+
+    with Store.read(store) as opened:
+        found = compare(opened.rows(parse_where(where)), by)
+    if not found:
+        raise InvalidInput(f"{store}: no answers to compare; see softhull results {store}")
+    if as_json:
+        click.echo(json.dumps([comparison.to_dict() for comparison in found], indent=2))
+        return
+    for comparison in found:
+        for table in comparison_tables(comparison, by):
+            console().print(table)

@@ -1,0 +1,139 @@
+"""``softhull run``: a whole campaign, safe against interruption."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from .options import console
+
+
+@click.command("run", short_help="Run a campaign: many instances, kept in a store.")
+@click.argument("campaign", type=click.Path(exists=True, dir_okay=False))
+@click.option("--store", type=click.Path(dir_okay=False), help="Where answers are kept; default: runs.db.")
+@click.option("--executor", help="local, local:N, dask or dask:ADDRESS; default: local, a process per processor.")
+@click.option("--timeout", type=float, help="Seconds for each instance, after which the best bound found is kept.")
+@click.option("--budget", type=float, help="Seconds for the whole run; what is left is for the next one.")
+@click.option("--memory", help="For all local workers together (on a cluster: for each), for example 4GB.")
+@click.option("--device", help="Where tensors live, for example cpu or cuda; default: cpu.")
+@click.option("--batch", type=click.IntRange(min=1), help="Most instances worked on at once; default: 50.")
+@click.option("--retry-errors", is_flag=True, help="Work again on instances that ended in an error.")
+@click.option("--quiet", is_flag=True, help="No progress display.")
+@click.option(
+    "--json", "events", type=click.Path(dir_okay=False), help="Write events, one JSON object a line ('-': stdout)."
+)
+def command(
+    campaign: str,
+    store: str | None,
+    executor: str | None,
+    timeout: float | None,
+    budget: float | None,
+    memory: str | None,
+    device: str | None,
+    batch: int | None,
+    retry_errors: bool,
+    quiet: bool,
+    events: str | None,
+) -> None:
+    """Answer every question of CAMPAIGN about every instance, and keep the answers.
+
+    Started again it goes on where it stopped: what is in the store is never computed twice. Several runs may work on
+    one store at the same time. Ctrl-C ends it with the summary so far.
+
+    \b
+    Examples
+      softhull run campaign.toml --store runs.db
+      softhull run campaign.toml --executor local:4 --timeout 60 --memory 8GB
+      softhull run campaign.toml --executor dask:tcp://scheduler:8786
+    """
+    from ..errors import InvalidInput
+    from ..runs.campaign import load_campaign
+    from ..runs.engine import Limits, conduct
+    from ..runs.executors import find_executor
+    from ..runs.memory import parse_size
+    from ..runs.progress import find_reporter
+    from ..runs.store import Store
+
+    plan = load_campaign(campaign)
+    options = _merged(
+        plan.run,
+        {
+            "store": store,
+            "executor": executor,
+            "timeout": timeout,
+            "budget": budget,
+            "memory": memory,
+            "device": device,
+            "batch": batch,
+        },
+    )
+    for name in ("timeout", "budget"):
+        value = options[name]
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise InvalidInput(f"{name} must be a positive number of seconds, got {value!r}")
+    if not isinstance(options["batch"], int) or options["batch"] < 1:
+        raise InvalidInput(f"batch must be a whole number of at least 1, got {options['batch']!r}")
+    choice = find_executor(str(options["executor"]))
+    total = None if options["memory"] is None else parse_size(str(options["memory"]))
+    each = None if total is None else total // choice.workers
+    _check_device(str(options["device"]), {work.task.question for work in plan.works})
+    limits = Limits(options["timeout"], options["budget"], each, options["batch"], options["device"], retry_errors)
+    home = Path(campaign).parent / options["store"] if store is None else Path(options["store"])
+    with Store.write(home, {"command": "run", "campaign": str(Path(campaign).absolute()), **options}) as opened:
+        team = choice.start(plan.models, each)
+        stream = _stream(events)
+        try:
+            why, _ = conduct(plan.works, opened, team, find_reporter(quiet, stream), limits)
+        except KeyboardInterrupt:
+            _summarise(opened, plan.works, quiet or events == "-")
+            raise
+        finally:
+            team.close()
+            if stream is not None and stream is not sys.stdout:
+                stream.close()
+        _summarise(opened, plan.works, quiet or events == "-")
+        if why == "budget" and not quiet:
+            click.echo("the budget is used up; run the same command again to go on", err=True)
+
+
+def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The command line over the campaign file over the defaults."""
+    defaults = {"store": "runs.db", "executor": "local", "device": "cpu", "batch": 50}
+    return {name: value if value is not None else file.get(name, defaults.get(name)) for name, value in given.items()}
+
+
+def _check_device(device: str, questions: set[str]) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    from ..errors import InvalidInput
+    from ..runs.questions import find_question
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        raise InvalidInput(f"--device {device} cannot be used here: {str(problem).splitlines()[0]}") from None
+    for question in questions:
+        find_question(question).options(None, device)
+
+
+def _stream(events: str | None) -> IO[str] | None:
+    if events is None:
+        return None
+    return sys.stdout if events == "-" else open(events, "w", encoding="utf-8")
+
+
+def _summarise(store: Any, works: Any, quiet: bool) -> None:
+    if quiet:
+        return
+    from ..runs.tables import summary_tables
+
+    hashes = {work.task.columns()["hash"] for work in works}
+    own = {task["id"] for task in store.tasks() if task["hash"] in hashes}
+    total = sum(progress.total for progress in store.progress() if progress.task in own)
+    for table in summary_tables((row for row in store.rows() if row.task in own), total):
+        console().print(table)

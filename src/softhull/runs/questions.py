@@ -1,0 +1,197 @@
+"""The questions a campaign can ask, under one roof: their methods, their settings, their answers."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import InvalidInput
+from .tasks import Answer, Task
+
+# Arguments that every task brings itself, or that change no answer.
+_TAKEN = frozenset(
+    (
+        *("network", "networks", "x", "y", "label", "perturbation", "method", "bound"),
+        *("timeout", "memory", "dtype", "device", "certificates"),
+    )
+)
+
+
+class Question(ABC):
+    """A function of ``verify`` that answers batches of instances."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def function(self) -> Callable[..., Any]:
+        """The function behind the question."""
+
+    @abstractmethod
+    def find(self, method: str) -> Any:
+        """The settings of a method by its name; InvalidInput when this question does not know it."""
+
+    @abstractmethod
+    def ask(
+        self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
+    ) -> list[Answer]:
+        """One answer per instance, without their cost; ``options``: timeout, device."""
+
+    def method(self, name: str | None, bound: str | None, settings: dict[str, Any]) -> tuple[str, Any, str]:
+        """The name of a method (None: the default), its settings object, and the softmax bound it rests on."""
+        name = name or str(inspect.signature(self.function()).parameters["method"].default)
+        found = self.find(name)
+        known = {field.name: getattr(found, field.name) for field in fields(found)}
+        if "bound" in known:
+            settings = settings | ({} if bound is None else {"bound": bound})
+        for key, value in settings.items():
+            if key not in known:
+                raise InvalidInput(f"method {name!r} has no setting {key!r}; it has {', '.join(sorted(known))}")
+            settings = settings | {key: _like(known[key], value, f"setting {key!r} of method {name!r}")}
+        found = replace(found, **settings)
+        return name, found, self.softmax_bound(found, bound)
+
+    @abstractmethod
+    def softmax_bound(self, method: Any, bound: str | None) -> str:
+        """The name of the softmax bound in use."""
+
+    def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
+        """All other arguments of the question, the given ones in place of the defaults."""
+        parameters = inspect.signature(self.function()).parameters
+        known = {name: p.default for name, p in parameters.items() if name not in _TAKEN | self.fixed}
+        for key, value in given.items():
+            if key not in known:
+                raise InvalidInput(f"{self.name} has no {key!r}; it has {', '.join(sorted(known))}")
+            known[key] = _like(known[key], value, f"{key!r} of {self.name}")
+        return known
+
+    fixed: ClassVar[frozenset[str]] = frozenset()
+
+    def options(self, timeout: float | None, device: str) -> dict[str, Any]:
+        """The arguments that change no answer: how long, and where."""
+        if device == "cpu":
+            return {"timeout": timeout}
+        if "device" not in inspect.signature(self.function()).parameters:
+            raise InvalidInput(f"{self.name} runs on the processor only; leave --device {device} out")
+        return {"timeout": timeout, "device": device}
+
+
+class Robustness(Question):
+    """Does every perturbed input keep its class?"""
+
+    name = "robustness"
+
+    def function(self) -> Callable[..., Any]:
+        from ..verify.robustness import verify_robustness
+
+        return verify_robustness
+
+    def find(self, method: str) -> Any:
+        from ..propagate.methods import find_method
+
+        return find_method(method)
+
+    def softmax_bound(self, method: Any, bound: str | None) -> str:
+        return str(getattr(method, "bound", bound or ""))
+
+    def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
+        found = super().keywords(given)
+        if found["property"] not in ("all", "runner-up", "targets"):
+            raise InvalidInput(f"unknown property {found['property']!r}; choose all, runner-up or targets")
+        if (found["property"] == "targets") != bool(found["targets"]):
+            raise InvalidInput("property 'targets' and a list of targets belong together")
+        return found | {"targets": found["targets"] and tuple(int(target) for target in found["targets"])}
+
+    def ask(
+        self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
+    ) -> list[Answer]:
+        result = self.function()(
+            networks[0], x, labels, task.perturbation, method=task.method, **task.keywords, **options
+        )
+        if result.interrupted:  # half an answer is none
+            raise KeyboardInterrupt
+        return [Answer(r.verdict.value, r.bound, r.attack, None, r.message, r.counterexample) for r in result.records]
+
+
+class Uncertainty(Question):
+    """How bad can the score of a classifier or an ensemble become?"""
+
+    name = "uncertainty"
+    fixed = frozenset(("attack",))
+
+    def function(self) -> Callable[..., Any]:
+        from ..verify.uncertainty import verify_uncertainty
+
+        return verify_uncertainty
+
+    def find(self, method: str) -> Any:
+        from ..verify.uncertainty import find_method
+
+        return find_method(method)
+
+    def softmax_bound(self, method: Any, bound: str | None) -> str:
+        from ..solve.softmax import parse_bounds
+
+        name = bound or str(inspect.signature(self.function()).parameters["bound"].default)
+        parse_bounds(name)
+        return name
+
+    def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
+        from ..verify.scores import find_score
+
+        found = super().keywords(given)
+        find_score(found["score"])
+        return found
+
+    def ask(
+        self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
+    ) -> list[Answer]:
+        result = self.function()(
+            networks,
+            x,
+            np.asarray(labels, dtype=np.int64),
+            task.perturbation,
+            method=task.method,
+            bound=task.softmax_bound,
+            **task.keywords,
+            **options,
+        )
+        return [
+            Answer(
+                "bounded" if np.isfinite(r.bound) else "unknown",
+                r.bound,
+                r.attack,
+                r.clean,
+                r.message,
+                r.worst_input,
+            )
+            for r in result.records
+        ]
+
+
+QUESTIONS: dict[str, Question] = {question.name: question for question in (Robustness(), Uncertainty())}
+
+
+def find_question(name: str) -> Question:
+    """A question by its name."""
+    if name not in QUESTIONS:
+        raise InvalidInput(f"unknown question {name!r}; choose {' or '.join(QUESTIONS)}")
+    return QUESTIONS[name]
+
+
+def _like(default: Any, value: Any, what: str) -> Any:
+    """The value in the type of the default, so that 1 and 1.0 are one setting."""
+    if default is None or type(value) is type(default):
+        return value
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(default, bool | int | float | str):
+        raise InvalidInput(f"{what} must be {_KINDS[type(default)]}, not {value!r}")
+    return value
+
+
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word in quotes"}
