@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -138,6 +138,15 @@ class Folder:
         name = f"certificate-{index:05d}.npz"
         write_certificate(self.path / name, certificate)
         self.written[index] = name
+
+    def described(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer of a command with the file, or the reason why there is none, beside every instance."""
+        for record in answer["instances"]:
+            if record["index"] in self.written:
+                record["certificate"] = self.written[record["index"]]
+            elif record["index"] in self.missing:
+                record["certificate"], record["no_certificate"] = None, self.missing[record["index"]]
+        return answer
 
     def __str__(self) -> str:
         line = f"{len(self.written)} certificates in {self.path}"

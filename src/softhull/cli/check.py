@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from .options import write_json
 
+if TYPE_CHECKING:
+    from ..certificates.write import Folder
+
 REJECTED = 1
+
+
+def certificate_folder(path: str) -> Folder:
+    """Where a command puts its certificates; made before the work begins."""
+    try:
+        from ..certificates.write import Folder
+    except ImportError as problem:
+        raise click.ClickException(f"{problem.name} is missing; install softhull[check]") from None
+    return Folder(path)
 
 
 @click.command("check", short_help="Replay a certificate with the independent checker.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .options import console, parse_indices, write_json
+from .check import certificate_folder
+from .options import console, parse_indices, with_progress, write_json
 
 
 @click.command("uncertainty", short_help="Certify the worst score of a classifier or ensemble.")
@@ -28,6 +29,7 @@ from .options import console, parse_indices, write_json
 @click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1.")
 @click.option("--separate", is_flag=True, help="Let every network choose its own input: looser, cheaper.")
 @click.option("--timeout", type=float, help="Seconds after which the best found so far is reported.")
+@click.option("--certificates", type=click.Path(file_okay=False), help="Write a proof of every bound to this folder.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
 @click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
 @click.option(
@@ -45,6 +47,7 @@ def command(
     clip: tuple[float, float] | None,
     separate: bool,
     timeout: float | None,
+    certificates: str | None,
     seed: int,
     threads: int | None,
     out: str | None,
@@ -66,6 +69,7 @@ def command(
     if threads is not None:
         torch.set_num_threads(threads)
     perturbation = Perturbation(eps, float(norm), clip)
+    folder = None if certificates is None else certificate_folder(certificates)
     networks, dataset = [load_onnx(model) for model in models], load_dataset(data)
     wanted = parse_indices(indices, len(dataset))
     found = verify_uncertainty(
@@ -85,4 +89,16 @@ def command(
         record["index"] = index
     if out != "-":
         console().print(f"{found}; {found.cpu_seconds:.1f} CPU seconds")
-    write_json(out, answer)
+    if out != "-" or folder is None:
+        write_json(out, answer)
+    if folder is None:
+        return
+
+    from ..certificates.write import score_certificate
+
+    for i in with_progress(wanted, len(wanted), "certificates"):
+        x, label = dataset.take([i])[0], int(dataset.y[i])
+        folder.keep(i, lambda: score_certificate(models, networks, x, label, perturbation, score, i))  # noqa: B023
+    write_json(out, folder.described(answer))
+    if out != "-":
+        click.echo(str(folder))

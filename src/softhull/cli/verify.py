@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .check import certificate_folder
 from .options import console, parse_indices, with_progress, write_json
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ BATCH = 100  # instances between two ticks of the progress bar
     "--vnnlib", type=click.Path(exists=True, dir_okay=False), help="A VNN-LIB property instead of --data and --eps."
 )
 @click.option("--timeout", type=float, help="Seconds after which the best found so far is reported.")
+@click.option(
+    "--certificates", type=click.Path(file_okay=False), help="Write a proof of every certified instance to this folder."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
 @click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
 @click.option(
@@ -60,6 +64,7 @@ def command(
     radius: bool,
     vnnlib: str | None,
     timeout: float | None,
+    certificates: str | None,
     seed: int,
     threads: int | None,
     out: str | None,
@@ -87,6 +92,7 @@ def command(
         return
     if data is None or eps is None:
         raise click.UsageError("name --data and --eps, or --vnnlib")
+    folder = None if certificates is None or radius else certificate_folder(certificates)
     if prop == "targets" and not targets:
         raise click.UsageError("--property targets needs at least one --target")
 
@@ -117,17 +123,19 @@ def command(
         return
 
     from ..report.tables import verdict_table
-    from ..verify.result import Result
+    from ..verify.result import Result, Verdict
     from ..verify.robustness import verify_robustness
 
     records: list[Any] = []
     cpu = wall = 0.0
 
-    def report() -> None:
+    def report() -> Result:
         result = Result(tuple(records), cpu, wall)
         if out != "-":  # first the table: a file that cannot be written must not take the answer with it
             console().print(verdict_table(result))
-        write_json(out, result.to_dict())
+        if out != "-" or folder is None:
+            write_json(out, result.to_dict())
+        return result
 
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
@@ -144,7 +152,29 @@ def command(
         if records:  # an interrupt reports what was done
             report()
         raise
-    report()
+    result = report()
+    if folder is None:
+        return
+
+    from ..certificates.write import class_certificate
+
+    certified = [record.index for record in result.records if record.verdict is Verdict.CERTIFIED]
+    for i in with_progress(certified, len(certified), "certificates"):
+        x = dataset.take([i])
+        rivals = list(targets) if prop == "targets" else _runner_up(network, x) if prop == "runner-up" else None
+        label = int(dataset.y[i])
+        folder.keep(i, lambda: class_certificate(model, x[0], label, perturbation, rivals, i))  # noqa: B023
+    write_json(out, folder.described(result.to_dict()))
+    if out != "-":
+        click.echo(str(folder))
+
+
+def _runner_up(network: Network, x: Any) -> list[int]:
+    """The second largest class; what stays behind the label is never the largest."""
+    import torch
+
+    logits = network.logits(torch.as_tensor(x).reshape(1, *network.input_shape)).flatten()
+    return [int(logits.argsort()[-2])] if len(logits) > 1 else []
 
 
 def _property(
