@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from .formats.onnx import load_onnx as load_onnx
     from .formats.torch_module import from_torch as from_torch
     from .formats.vnnlib import load_vnnlib as load_vnnlib
+    from .propagate.methods import Auto as Auto
     from .propagate.methods import Linear as Linear
     from .propagate.methods import Paper as Paper
+    from .propagate.methods import SecondOrder as SecondOrder
     from .propagate.perturbation import Perturbation as Perturbation
     from .propagate.second_order.quadratic import QuadraticBound as QuadraticBound
     from .propagate.second_order.quadratic import quadratic_lower_bound as quadratic_lower_bound
@@ -59,8 +61,10 @@ _ON_FIRST_USE = {
     "load_onnx": ("formats.onnx", "onnx"),
     "from_torch": ("formats.torch_module", "from-torch"),
     "load_vnnlib": ("formats.vnnlib", "vnnlib"),
+    "Auto": ("propagate.methods", "onnx"),
     "Linear": ("propagate.methods", "onnx"),
     "Paper": ("propagate.methods", "onnx"),
+    "SecondOrder": ("propagate.methods", "onnx"),
     "Perturbation": ("propagate.perturbation", "onnx"),
     "QuadraticBound": ("propagate.second_order.quadratic", "onnx"),
     "quadratic_lower_bound": ("propagate.second_order.quadratic", "onnx"),

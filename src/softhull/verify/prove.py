@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from ..attack.pgd import minimize_margin
+from ..errors import DomainError
 from ..graph.graph import Graph
+from ..graph.operator import Bilinear
 from ..propagate.crown import LinearBounds, OutOfTime
-from ..propagate.methods import Method
+from ..propagate.methods import Auto, Linear, Method, Paper, SecondOrder
 from ..propagate.optimize import optimize_differences, optimized_lower
 from ..propagate.perturbation import Region
+from ..propagate.second_order.specification import SecondOrderBounds
 from ..propagate.structure import Structure, pieces
 from .unsafe import Unsafe
 
@@ -66,42 +69,165 @@ def _work(
     effort: Effort,
     found: Bracket,
 ) -> None:
-    S, B = unsafe.offsets.shape
-    last = len(graph.nodes) - 1
-    rows = unsafe.rows.reshape(S, B, *graph.output_shape)
+    work = _Work(graph, structure, region, unsafe, effort, found)
     if effort.attack == "always":
-        _attack(graph, region, unsafe, effort, found, torch.arange(B))
-    bounds = LinearBounds(graph, region, method, structure, effort.memory, effort.deadline)
-    bounds.check_time()
-    bounds.prepare(last)
-    for part in pieces(torch.arange(S), bounds.chunk(last)):
-        found.rows[part] = bounds.lower(last, rows[part]) - unsafe.offsets[part]
+        work.attack(torch.arange(region.size))
+    products = any(isinstance(node.operator, Bilinear) for node in graph.nodes)
+    if isinstance(method, SecondOrder | Auto) and products:
+        second = method if isinstance(method, SecondOrder) else method.second_order
+        bounds = work.linear(second.linear)
+        work.attack_open()
+        gained = work.second_order(bounds, second)
+        if isinstance(method, Auto) and method.optimize:
+            work.by_gradient(
+                LinearBounds(graph, region, method.linear, structure, effort.memory, effort.deadline), ~gained
+            )
+        return
+    plain = method if isinstance(method, Linear | Paper) else method.linear
+    bounds = work.linear(plain)
+    if plain.contract:
+        work.contracted(bounds)
+    work.attack_open()
+    if plain.optimize:
+        work.by_gradient(bounds, None)
 
-    def improve(on: LinearBounds, places: Tensor | None, steps: int) -> None:
+
+class _Work:
+    """The stages of a proof on one batch; each works on what is open and leaves its results in ``found``."""
+
+    def __init__(
+        self, graph: Graph, structure: Structure, region: Region, unsafe: Unsafe, effort: Effort, found: Bracket
+    ) -> None:
+        self.graph, self.structure, self.region = graph, structure, region
+        self.unsafe, self.effort, self.found = unsafe, effort, found
+        self.last = len(graph.nodes) - 1
+        self.rows = unsafe.rows.reshape(*unsafe.offsets.shape, *graph.output_shape)
+
+    def linear(self, method: Linear | Paper) -> LinearBounds:
+        """Linear bounds on every row."""
+        bounds = LinearBounds(self.graph, self.region, method, self.structure, self.effort.memory, self.effort.deadline)
+        bounds.check_time()
+        bounds.prepare(self.last)
+        for part in pieces(torch.arange(len(self.rows)), bounds.chunk(self.last)):
+            self.found.rows[part] = bounds.lower(self.last, self.rows[part]) - self.unsafe.offsets[part]
+        return bounds
+
+    def contracted(self, bounds: LinearBounds) -> None:
+        self._improve(bounds, *_open_rows(self.unsafe, self.found), steps=0)
+
+    def attack_open(self) -> None:
+        if self.effort.attack == "open":
+            self.attack(self._open_instances())
+
+    def attack(self, instances: Tensor) -> None:
+        _attack(self.graph, self.region, self.unsafe, self.effort, self.found, instances)
+
+    def by_gradient(self, bounds: LinearBounds, among: Tensor | None) -> None:
+        """Gradient steps on the free parameters of linear bounds, first for score differences, then for the rows."""
+        left = self._open_instances()
+        if among is not None:
+            left = left[among[left]]
+        if not len(left):
+            return
+        places = torch.full((self.region.size,), -1)
+        places[left] = torch.arange(len(left))
+        tightened = bounds.take(left)
+        if among is not None:  # these bounds were not used before: contracted products come first
+            self._improve(tightened, *self._rows_among(places), steps=0, places=places)
+        rate, steps = bounds.method.learning_rate, bounds.method.optimize
+        optimize_differences(tightened, max(1, steps // 2), rate)
+        self._improve(tightened, *self._rows_among(places), steps=steps, places=places)
+
+    def _rows_among(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        row, instance = _open_rows(self.unsafe, self.found)
+        wanted = places[instance] >= 0
+        return row[wanted], instance[wanted]
+
+    def _improve(
+        self, bounds: LinearBounds, row: Tensor, instance: Tensor, steps: int, places: Tensor | None = None
+    ) -> None:
         """Walk again for the best row of every open group, with contracted products and gradient steps."""
-        row, instance = _open_rows(unsafe, found)
+        rate = bounds.method.learning_rate
         for part in pieces(torch.arange(len(row)), _together(bounds)):
-            on.check_time()
+            bounds.check_time()
             s, b = row[part], instance[part]
-            pairs = on.take(b if places is None else places[b])
+            pairs = bounds.take(b if places is None else places[b])
             if steps:
-                low = optimized_lower(pairs, last, rows[s, b][None], steps, method.learning_rate, unsafe.offsets[s, b])
+                low = optimized_lower(pairs, self.last, self.rows[s, b][None], steps, rate, self.unsafe.offsets[s, b])
             else:
-                low = pairs.lower(last, rows[s, b][None], contract=True)
-            found.rows[s, b] = torch.maximum(found.rows[s, b], low[0] - unsafe.offsets[s, b])
+                low = pairs.lower(self.last, self.rows[s, b][None], contract=True)
+            self._keep(s, b, low[0])
 
-    if method.contract:
-        improve(bounds, None, 0)
-    if effort.attack == "open":
-        _attack(graph, region, unsafe, effort, found, _open(unsafe, found).any(0).nonzero()[:, 0])
-    if method.optimize:
-        left = _open(unsafe, found).any(0).nonzero()[:, 0]
-        if len(left):
-            places = torch.full((B,), -1)
-            places[left] = torch.arange(len(left))
-            tightened = bounds.take(left)
-            optimize_differences(tightened, max(1, method.optimize // 2), method.learning_rate)
-            improve(tightened, places, method.optimize)
+    def second_order(self, bounds: LinearBounds, method: SecondOrder) -> Tensor:
+        """Second-order bounds on what is open; returns where they gained anything, ``[B]``.
+
+        The worst row of every instance comes first: where it cannot be proved the others need not be.
+        """
+        before = self._worst()
+        left = self._open_instances()
+        for part in pieces(left, instances_together(bounds)):
+            try:
+                second = SecondOrderBounds(bounds.take(part))
+            except (DomainError, NotImplementedError, torch.linalg.LinAlgError):
+                continue  # no affine forms for this network or region: the linear bounds stand
+            places = torch.full((self.region.size,), -1)
+            places[part] = torch.arange(len(part))
+            for _ in range(2):
+                row, instance = self._rows_among(places)
+                if not len(row):
+                    break
+                worst = self._worst_rows(row, instance)
+                self._second_order_rows(second, row[worst], instance[worst], places, method)
+                broken = self._worst_rows_open(row[worst], instance[worst])
+                places[instance[worst][broken]] = -1
+                rest = ~worst & (places[instance] >= 0)
+                self._second_order_rows(second, row[rest], instance[rest], places, method)
+        return self._worst() > before
+
+    def _second_order_rows(
+        self, second: SecondOrderBounds, row: Tensor, instance: Tensor, places: Tensor, method: SecondOrder
+    ) -> None:
+        """Multipliers for the planes; where they fail, for the quadratics fitted to attention rows."""
+        for fitted in (False, True) if method.row_fit else (False,):
+            still = ~(self.found.rows[row, instance] > 0)
+            row, instance = row[still], instance[still]
+            if not len(row):
+                return
+            target = self.unsafe.offsets[row, instance]
+            low = second.lower(self.rows[row, instance], places[instance], method.steps, target, fitted)
+            self._keep(row, instance, low)
+
+    def _keep(self, row: Tensor, instance: Tensor, low: Tensor) -> None:
+        found = self.found.rows
+        better = low - self.unsafe.offsets[row, instance]
+        found[row, instance] = torch.maximum(found[row, instance], torch.where(better.isnan(), -math.inf, better))
+
+    def _open_instances(self) -> Tensor:
+        return _open(self.unsafe, self.found).any(0).nonzero()[:, 0]
+
+    def _worst(self) -> Tensor:
+        best, _ = self.unsafe.best_rows(self.found.rows)
+        return best.amin(0)
+
+    def _worst_rows(self, row: Tensor, instance: Tensor) -> Tensor:
+        """Mask of one row per instance, the one with the smallest bound."""
+        bound = self.found.rows[row, instance]
+        worst = torch.zeros(len(row), dtype=torch.bool)
+        seen: set[int] = set()
+        for place in bound.argsort().tolist():
+            if int(instance[place]) not in seen:
+                seen.add(int(instance[place]))
+                worst[place] = True
+        return worst
+
+    def _worst_rows_open(self, row: Tensor, instance: Tensor) -> Tensor:
+        return ~(self.found.rows[row, instance] > 0)
+
+
+def instances_together(bounds: LinearBounds) -> int:
+    """How many instances to hold affine forms of at once, with some ten tensors of slopes each."""
+    slopes = math.prod(bounds.graph.input_shape) * bounds.structure.width(len(bounds.graph.nodes) - 1)
+    return max(1, (32 * bounds.memory) // (8 * 10 * slopes))
 
 
 def _open(unsafe: Unsafe, found: Bracket) -> Tensor:

@@ -61,6 +61,10 @@ class Basis:
             return slope @ self.map[:, :r]
         return torch.nn.functional.pad(slope * self.map[:, None, :r], (0, self.noise - r))
 
+    def values(self, noise: Tensor) -> Tensor:
+        """The basis ``[B, r]`` for noise ``[B, n]``."""
+        return self.map * noise if self.map.ndim == 2 else (self.map @ noise[..., None])[..., 0]
+
     def extended(self, count: int) -> Basis:
         """``count`` fresh noise numbers, which are basis entries, too."""
         if self.map.ndim == 2:

@@ -16,7 +16,7 @@ from .affine_form import AffineForm, Basis, input_form
 from .elementwise import parallel_band
 from .probabilities import affine_probabilities, tangent_directions
 from .remainders import Gauge
-from .scores import ProductScores
+from .scores import ProductScores, ScoreRows
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Forms:
         self.bases = [basis]
         self.factors: dict[int, Factors] = {}
         self.errors: dict[int, Tensor] = {}  # radii of the fresh noise of probabilities
+        self.scores: dict[int, ScoreRows] = {}
         self._forms: dict[int, AffineForm] = {-1: form}
         self._gauge: Gauge | None = None
         self._metric: Tensor | None = None
@@ -247,9 +248,10 @@ class Forms:
         lower, upper = self.bounds.interval(node.inputs[0])
         if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[axis] == 1:
             return self._constant_rows(index)
-        found = scores.differences(self.bounds.differences(index))
-        self._hand_over(index, found)
-        affine = affine_probabilities(scores.at, found, tangent_directions(scores.at), scores.reach)
+        rows = self.scores[index] = scores.rows(self.bounds.differences(index))
+        self._hand_over(index, rows.differences)
+        directions = tangent_directions(scores.at)
+        affine = affine_probabilities(scores.at, rows.differences, directions, scores.reach)
         slope, (low, high) = scores.combined(affine.slope)
         return self._rows_to_form(index, affine.value + (low + high) / 2, slope, affine.error + (high - low) / 2)
 

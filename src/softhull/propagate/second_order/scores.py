@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,27 @@ from ...graph.ops.softmax import Softmax
 
 if TYPE_CHECKING:
     from .forward import Forms
+
+
+@dataclass(frozen=True)
+class ScoreRows:
+    """What is known of the rows of one softmax: ``x_j - x_k = at_j - at_k + (slope_j - slope_k) . z + remainder_jk``.
+
+    ``at [B, rows, K]``, ``slope [B, rows, K, r]`` over the basis of number ``basis``; the intervals ``remainder`` and
+    ``differences`` (of ``x_j - x_k``) are ``[B, rows, K, K]``.
+    """
+
+    at: Tensor
+    slope: Tensor
+    remainder: Interval
+    differences: Interval
+    basis: int
+
+    def take(self, instances: Tensor) -> ScoreRows:
+        slope = self.slope if self.slope.shape[0] == 1 else self.slope[instances]
+        remainder = self.remainder[0][instances], self.remainder[1][instances]
+        differences = self.differences[0][instances], self.differences[1][instances]
+        return replace(self, at=self.at[instances], slope=slope, remainder=remainder, differences=differences)
 
 
 class ProductScores:
@@ -102,27 +124,37 @@ class ProductScores:
     def reach(self, directions: Tensor) -> Interval:
         """Bounds ``[B, rows, N]`` on ``directions . (x - at)`` for directions ``[B, rows, N, K]``."""
         low, high = self.remainder(directions)
-        slope = directions @ self.slope
-        over_noise = self.forms.basis.over_noise(slope.flatten(1, 2))
-        radius = self.forms.noise.radius(over_noise).unflatten(1, slope.shape[1:3])
+        radius = self._radius(directions)
         return low - radius, high + radius
 
-    def differences(self, known: Interval | None) -> Interval:
-        """Bounds ``[B, rows, K, K]`` on ``x_j - x_k``, met with what is known."""
+    def rows(self, known: Interval | None) -> ScoreRows:
+        """All differences within the rows, met with what is known of them."""
         K = self.at.shape[-1]
         first, second = torch.triu_indices(K, K, 1, device=self.at.device)
         eye = torch.eye(K, dtype=self.at.dtype, device=self.at.device)
         c = (eye[first] - eye[second]).expand(*self.at.shape[:2], -1, -1)
-        low, high = self.reach(c)
+        low, high = self.remainder(c)
+        radius = self._radius(c)
         apart = self.at[..., first] - self.at[..., second]
         slack = 8 * torch.finfo(apart.dtype).eps * (self.at[..., first].abs() + self.at[..., second].abs())
-        low, high = apart + low - slack, apart + high + slack
-        lower, upper = (self.at.new_zeros(*self.at.shape, K) for _ in range(2))
-        lower[..., first, second], upper[..., first, second] = low, high
-        lower[..., second, first], upper[..., second, first] = -high, -low
+
+        def table(below: Tensor, above: Tensor) -> Interval:
+            lower, upper = (self.at.new_zeros(*self.at.shape, K) for _ in range(2))
+            lower[..., first, second], upper[..., first, second] = below, above
+            lower[..., second, first], upper[..., second, first] = -above, -below
+            return lower, upper
+
+        remainder = table(low, high)
+        lower, upper = table(apart + low - radius - slack, apart + high + radius + slack)
         if known is not None:
             lower, upper = torch.maximum(lower, known[0]), torch.minimum(upper, known[1])
-        return torch.minimum(lower, upper), torch.maximum(lower, upper)
+        differences = torch.minimum(lower, upper), torch.maximum(lower, upper)
+        return ScoreRows(self.at, self.slope, remainder, differences, len(self.forms.bases) - 1)
+
+    def _radius(self, directions: Tensor) -> Tensor:
+        slope = directions @ self.slope
+        over_noise = self.forms.basis.over_noise(slope.flatten(1, 2))
+        return self.forms.noise.radius(over_noise).unflatten(1, slope.shape[1:3])
 
     def combined(self, c: Tensor) -> tuple[Tensor, Interval]:
         """Slopes over the basis of ``c . (x - at)``, and the range of what they leave out."""

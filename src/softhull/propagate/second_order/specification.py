@@ -16,16 +16,20 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Bilinear
+from ...graph.ops.softmax import Softmax
 from .. import softmax as softmaxes
 from ..crown import LinearBounds
 from ..structure import pieces
 from .affine_form import Basis, Noise
-from .dual import maximise
+from .dual import maximise, vertex_minimiser
+from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic, bound_dense, rounding
+from .row_fit import CELLS
 
 _NEAR = 1 << 22  # bytes
+_FITS = 2  # fits of attention rows, each near the corner that was worst for the one before
 
 
 @dataclass
@@ -36,6 +40,10 @@ class Quadratic:
     linear: Tensor
     maps: list[Tensor]  # U [P, r, n'] with n' <= n
     matrices: list[Tensor]  # symmetric C [P, r, r]
+
+    def corner(self) -> Tensor:
+        """A corner of the noise ``[P, n]`` where the quadratic is small."""
+        return vertex_minimiser(LowRankQuadratic(self.linear, *self.joined()))[0]
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """One map and one matrix for all bases."""
@@ -60,8 +68,11 @@ class SecondOrderBounds:
         for index in self.forms.errors:  # found once here, taken along by every piece of work
             softmaxes._planes(bounds, index, 1, None)
 
-    def quadratic(self, rows: Tensor, instances: Tensor) -> Quadratic:
-        """The quadratics below ``<rows [P, *output], output>`` of some instances ``[P]``, repetitions allowed."""
+    def quadratic(self, rows: Tensor, instances: Tensor, near: Tensor | None = None) -> Quadratic:
+        """The quadratics below ``<rows [P, *output], output>`` of some instances ``[P]``, repetitions allowed.
+
+        With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short.
+        """
         bounds = self.bounds.take(instances)
         factors = {i: found.take(instances) for i, found in self.forms.factors.items()}
         bases = [basis.take(instances) for basis in self.forms.bases]
@@ -69,6 +80,7 @@ class SecondOrderBounds:
         pending = {last: rows[None]}
         constant = rows.new_zeros(1, len(rows))
         matrices: dict[int, Tensor] = {}
+        fits: list[FittedRows] = []
         while (top := max(pending, default=-1)) >= 0:
             bounds.check_time()
             node = bounds.graph.nodes[top]
@@ -78,8 +90,11 @@ class SecondOrderBounds:
                 backs: tuple[Tensor, ...]
                 backs, shift = split.linear()
                 number = factors[top].basis
-                found = split.matrix()
-                matrices[number] = matrices[number] + found if number in matrices else found
+                deviations = split.matrix()
+                matrices[number] = matrices[number] + deviations if number in matrices else deviations
+            elif near is not None and (fit := self._fitted(top, A[0], instances, near)) is not None:
+                backs, shift = fit.linear(A.shape[2:])
+                fits.append(fit)
             else:
                 backs, shift = bounds._step(top, A, False, None)
             constant = constant + shift
@@ -97,12 +112,28 @@ class SecondOrderBounds:
         n = bases[-1].noise
         linear = rows.new_zeros(P, n)
         linear[:, : self.forms.noise.inputs] = (on_input * radius).flatten(1)
-        return Quadratic(
+        found = Quadratic(
             constant[0].expand(P) + (on_input * centre).flatten(1).sum(1),
             linear,
             [bases[number].dense for number in matrices],
             list(matrices.values()),
         )
+        for fit in fits:
+            fit.add_to(found, bases[fit.scores.basis], list(matrices).index(fit.scores.basis))
+        return found
+
+    def _fitted(self, index: int, A: Tensor, instances: Tensor, near: Tensor) -> FittedRows | None:
+        if index not in self.forms.scores or self.bounds.graph.nodes[index].shape[self._axis(index)] - 1 not in CELLS:
+            return None
+        scores = self.forms.scores[index].take(instances)
+        basis = self.forms.bases[scores.basis].take(instances)
+        z = basis.values(near[:, : basis.noise])
+        return FittedRows(A, self._axis(index), scores, z)
+
+    def _axis(self, index: int) -> int:
+        operator = self.bounds.graph.nodes[index].operator
+        assert isinstance(operator, Softmax)
+        return operator.axis
 
     def lower(self, rows: Tensor, instances: Tensor, steps: int, target: Tensor, fitted: bool = False) -> Tensor:
         """Lower bounds ``[P]`` on ``<rows, output>``; work on one ends when it exceeds its ``target [P]``.
@@ -112,7 +143,13 @@ class SecondOrderBounds:
         found = []
         for part in pieces(torch.arange(len(rows)), self._together()):
             quadratic = self.quadratic(rows[part], instances[part])
-            found.append(bound_quadratic(quadratic, self.forms.noise, steps, target[part]))
+            low = None
+            for _ in range(_FITS if fitted else 0):
+                corner = quadratic.corner()[:, : self.forms.basis.noise]
+                quadratic = self.quadratic(rows[part], instances[part], corner)
+                value = bound_quadratic(quadratic, self.forms.noise, steps, target[part])
+                low = value if low is None else torch.maximum(low, value)
+            found.append(bound_quadratic(quadratic, self.forms.noise, steps, target[part]) if low is None else low)
         return torch.cat(found) if found else rows.new_zeros(0)
 
     def _together(self) -> int:

@@ -1,0 +1,155 @@
+"""Quadratics below a combination of the probabilities of one attention row: fitted, then certified cell by cell.
+
+For weights A the function ``phi(y) = sum_k A_k p_k`` of the differences ``y_j`` to a reference score is smooth, and a
+quadratic follows it more closely than any plane. The fit is by least squares and promises nothing. The promise is its
+offset: the box of differences is cut into cells, and in each the fitted quadratic is moved below phi, by value,
+gradient and Hessian at the centre of the cell and a bound on third derivatives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...graph.operator import Interval
+
+# Cells along each of m axes; longer rows keep their planes.
+CELLS = {1: 192, 2: 40, 3: 16, 4: 8}
+# |d^3/dt^3 phi(y + t v)| <= this * (max A - min A) * (max v - min v)^3: a joint cumulant of A and three v, with
+# |E[A V^3]| <= (1/2)(.0567)^(1/2) and 3 |E[A V]| E[V^2] <= 3/16 for centred A, V of range one.
+_THIRD = 0.31
+# How closely the fit follows phi near the point of interest: the share of a box's half-widths that counts most.
+_WIDTHS = (math.inf, 0.6, 0.3)
+
+
+@dataclass(frozen=True)
+class RowFit:
+    """``phi(y) >= value + slope . y + y'matrix y`` in the box, for N rows: ``[N]``, ``[N, m]``, ``[N, m, m]``.
+
+    The value is -inf where nothing could be certified.
+    """
+
+    value: Tensor
+    slope: Tensor
+    matrix: Tensor
+
+
+def fit_rows(A: Tensor, at: Tensor, lower: Tensor, upper: Tensor, apart: Interval, point: Tensor) -> RowFit:
+    """Quadratics in ``y`` below ``sum_k A_k p_k`` of rows with scores ``at + (y, 0)``, the reference being the last.
+
+    ``A, at [N, m + 1]``; ``lower <= y <= upper`` (``[N, m]``), and ``apart`` bounds ``y_i - y_k`` (``[N, m, m]`` each);
+    among some fits the one that is highest at ``point [N, m]`` is taken.
+    """
+    m = lower.shape[-1]
+    steps = CELLS[m]
+    middle, radius = lower + (upper - lower) / 2, (upper - lower) / 2
+    axis = (2 * torch.arange(steps, dtype=at.dtype, device=at.device) + 1) / steps - 1
+    unit = torch.cartesian_prod(*[axis] * m).reshape(-1, m)  # [cells, m]
+    centres = middle[:, None] + unit * radius[:, None]  # [N, cells, m]
+    half = radius * (1 + 1e-9) / steps + 4 * torch.finfo(at.dtype).eps * (lower.abs() + upper.abs())
+    between = centres[..., :, None] - centres[..., None, :]
+    reach = (half[:, :, None] + half[:, None, :])[:, None]
+    inside = ((between + reach >= apart[0][:, None]) & (between - reach <= apart[1][:, None])).flatten(2).all(-1)
+    phi = _Phi(A, at, centres)
+    scale = torch.where(radius > 0, radius, 1.0)
+    v = ((centres - middle[:, None]) / scale[:, None]).clamp(-1, 1)
+    target = ((point - middle) / scale).clamp(-1, 1)
+    features = _features(v)
+    best: RowFit | None = None
+    best_height = A.new_full(A.shape[:1], -math.inf)
+    for width in _WIDTHS:
+        weight = inside.to(A) * (torch.exp(-((v - target[:, None]) / width).square().sum(-1) / 2) + 0.03)
+        moments = features.mT @ (weight[..., None] * features)
+        moments = moments + 1e-8 * moments.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(
+            features.shape[-1], dtype=A.dtype, device=A.device
+        )
+        fitted = torch.linalg.solve_ex(moments, features.mT @ (weight * phi.value)[..., None])[0][..., 0]
+        slope, matrix = _unpacked(fitted, m, scale, middle)
+        value = _offset(phi, A, slope, matrix, centres, half, inside)
+        height = value + (slope * point).sum(-1) + _quadratic(matrix, point)
+        better = height > best_height
+        best_height = torch.where(better, height, best_height)
+        found = RowFit(value, slope, matrix)
+        best = found if best is None else _choose(better, found, best)
+    assert best is not None
+    usable = best_height > -math.inf
+    nothing = RowFit(
+        torch.full_like(best.value, -math.inf), torch.zeros_like(best.slope), torch.zeros_like(best.matrix)
+    )
+    return _choose(usable, best, nothing)
+
+
+def _choose(first: Tensor, a: RowFit, b: RowFit) -> RowFit:
+    return RowFit(
+        torch.where(first, a.value, b.value),
+        torch.where(first[:, None], a.slope, b.slope),
+        torch.where(first[:, None, None], a.matrix, b.matrix),
+    )
+
+
+class _Phi:
+    """phi, its gradient and its Hessian at points ``[N, cells, m]``."""
+
+    def __init__(self, A: Tensor, at: Tensor, y: Tensor) -> None:
+        scores = at[:, None] + torch.nn.functional.pad(y, (0, 1))
+        p = scores.softmax(-1)
+        # Relative to the mean of A, so that a common part of the weights costs no digits.
+        self.common = A.mean(-1)
+        a = (A - self.common[:, None])[:, None]
+        self.value = (p * a).sum(-1) + self.common[:, None]
+        excess = a - (p * a).sum(-1, keepdim=True)
+        p, excess = p[..., :-1], excess[..., :-1]
+        self.gradient = p * excess
+        mixed = p[..., :, None] * p[..., None, :] * (excess[..., :, None] + excess[..., None, :])
+        self.hessian = torch.diag_embed(self.gradient) - mixed
+
+
+def _features(v: Tensor) -> Tensor:
+    m = v.shape[-1]
+    first, second = torch.triu_indices(m, m, device=v.device)
+    return torch.cat((torch.ones_like(v[..., :1]), v, v[..., first] * v[..., second]), -1)
+
+
+def _unpacked(fitted: Tensor, m: int, scale: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope at zero and matrix in y, from coefficients in ``v = (y - middle) / scale``; the value is found anew."""
+    first, second = torch.triu_indices(m, m, device=fitted.device)
+    matrix = fitted.new_zeros(len(fitted), m, m)
+    matrix[:, first, second] = fitted[:, 1 + m :] / 2
+    matrix = (matrix + matrix.mT) / (scale[:, :, None] * scale[:, None, :])
+    slope = fitted[:, 1 : 1 + m] / scale - 2 * (matrix @ middle[..., None])[..., 0]
+    return slope, matrix
+
+
+def _quadratic(matrix: Tensor, y: Tensor) -> Tensor:
+    return (y * (matrix @ y[..., None])[..., 0]).sum(-1)
+
+
+def _offset(
+    phi: _Phi, A: Tensor, slope: Tensor, matrix: Tensor, centres: Tensor, half: Tensor, inside: Tensor
+) -> Tensor:
+    """The least of ``phi(y) - slope . y - y'matrix y`` over all cells, or less."""
+    along = centres @ matrix  # [N, cells, m]
+    quadratic = (along * centres).sum(-1)
+    linear = (centres * slope[:, None]).sum(-1)
+    rest = phi.value - linear - quadratic
+    gradient = (phi.gradient - slope[:, None] - 2 * along).abs()
+    hessian = phi.hessian - 2 * matrix[:, None]
+    bend = hessian.diagonal(dim1=-2, dim2=-1)
+    h = half[:, None]
+    # The minimum of gradient * v + bend * v^2 / 2 over |v| <= h, axis by axis; mixed terms at their worst.
+    inner = (bend > 0) & (gradient <= bend * h)
+    at_end = -gradient * h + bend * h.square() / 2
+    separate = torch.where(inner, -gradient.square() / (2 * torch.where(inner, bend, 1.0)), at_end).sum(-1)
+    off = hessian.abs() * h[..., :, None] * h[..., None, :]
+    mixed = (off.flatten(2).sum(-1) - off.diagonal(dim1=-2, dim2=-1).sum(-1)) / 2
+    spread = (A.amax(-1) - A.amin(-1))[:, None]
+    third = _THIRD / 6 * spread * (2 * half.amax(-1)[:, None]) ** 3
+    sizes = A.abs().sum(-1)[:, None] + linear.abs() + (centres.abs() * slope[:, None].abs()).sum(-1)
+    sizes = sizes + ((centres.abs() @ matrix.abs()) * centres.abs()).sum(-1) + gradient.sum(-1) + off.flatten(2).sum(-1)
+    low = rest + separate - mixed - third - 256 * torch.finfo(A.dtype).eps * (1 + sizes)
+    low = torch.where(low.isfinite(), low, -math.inf)
+    least = torch.where(inside, low, math.inf).amin(-1)
+    return torch.where(least.isfinite(), least, -math.inf)
