@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test check bench paper paper-sample clean
+.PHONY: install demo test check docs bench paper paper-sample clean
 
 install: $(STAMP)
 
@@ -32,8 +32,12 @@ paper: install
 paper-sample: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "paper and not slow"
 
+# The documentation as a site in site/; every warning is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv out build dist
+	rm -rf .venv out build dist site

@@ -49,3 +49,13 @@ def command(out: Path, only_files: bool) -> None:
     from ..report.figures import save, sigmoid_figure
 
     click.echo(f"wrote {save(sigmoid_figure(), out / 'figure1.png')}")
+
+    from .report import command as report
+    from .run import command as run
+
+    context = click.get_current_context()
+    store = out / "runs.db"
+    click.echo(f"\nsofthull run {out / 'digits.toml'} --store {store}")
+    context.invoke(run, campaign=str(out / "digits.toml"), store=str(store))
+    click.echo(f"\nsofthull report {store} -o {out / 'report.html'}")
+    context.invoke(report, store=store, out=out / "report.html")
