@@ -25,6 +25,11 @@ BATCH = 100  # instances between two ticks of the progress bar
 @click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all.")
 @click.option("--method", type=click.Choice(["linear", "paper"]), default="linear", show_default=True)
 @click.option("--bound", help="Softmax bound by name, for example hull, lse* or lse*/lse; default: the method's own.")
+@click.option(
+    "--rounding",
+    type=click.Choice(["outward", "nearest"]),
+    help="outward: true for the real-valued network; nearest: faster, true up to rounding. Default: the method's own.",
+)
 @click.option("--optimize", type=click.IntRange(min=0), help="Gradient steps on what stays open; default: 20.")
 @click.option(
     "--property", "prop", type=click.Choice(["all", "runner-up", "targets"]), default="all", show_default=True
@@ -43,6 +48,11 @@ BATCH = 100  # instances between two ticks of the progress bar
 @click.option(
     "--certificates", type=click.Path(file_okay=False), help="Write a proof of every certified instance to this folder."
 )
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False),
+    help="A run store: what it knows is not computed again, the rest is kept.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
 @click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
 @click.option(
@@ -55,6 +65,7 @@ def command(
     indices: str | None,
     method: str,
     bound: str | None,
+    rounding: str | None,
     optimize: int | None,
     prop: str,
     targets: tuple[int, ...],
@@ -65,6 +76,7 @@ def command(
     vnnlib: str | None,
     timeout: float | None,
     certificates: str | None,
+    store: str | None,
     seed: int,
     threads: int | None,
     out: str | None,
@@ -84,9 +96,11 @@ def command(
     from ..formats.onnx import load_onnx
     from ..propagate.methods import find_method
 
+    if store is not None and (vnnlib is not None or radius):
+        raise click.UsageError("--store keeps verdicts; leave --vnnlib and --radius out")
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen = find_method(method, bound, optimize)
+    chosen = find_method(method, bound, optimize, rounding)
     if vnnlib is not None:
         _property(load_onnx(model), vnnlib, chosen, timeout, seed, out)
         return
@@ -130,7 +144,7 @@ def command(
     cpu = wall = 0.0
 
     def report() -> Result:
-        result = Result(tuple(records), cpu, wall)
+        result = Result(tuple(records), cpu, wall, rounding=chosen.rounding)
         if out != "-":  # first the table: a file that cannot be written must not take the answer with it
             console().print(verdict_table(result))
         if out != "-" or folder is None:
@@ -139,6 +153,13 @@ def command(
 
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
+    if store is not None:
+        from ..runs.single import Asked, robustness_through_store
+
+        keywords = {"attack": attack, "seed": seed, "property": prop, "targets": targets or None}
+        asked = Asked("robustness", [network], dataset, wanted, perturbation, method, chosen, bound, keywords)
+        known = robustness_through_store(store, asked, timeout)
+        records, cpu, wall, batches = list(known.records), known.cpu_seconds, known.seconds, []
     try:
         for batch in with_progress(batches, len(batches), f"batches of {BATCH}"):
             left = None if timeout is None else max(0.0, deadline - time.monotonic())

@@ -69,6 +69,7 @@ class Result:
     cpu_seconds: float
     seconds: float
     interrupted: bool = False  # Ctrl-C cut the work short; the records hold what was found by then
+    rounding: str = "outward"  # whether the bounds hold for the real-valued network, or up to rounding ("nearest")
 
     def __getitem__(self, position: int) -> Record:
         return self.records[position]
@@ -89,7 +90,8 @@ class Result:
         return counts | {"total": len(self), "cpu_seconds": self.cpu_seconds, "seconds": self.seconds}
 
     def to_dict(self) -> dict[str, Any]:
-        return {"summary": self.summary(), "instances": [record.to_dict() for record in self.records]}
+        instances = [record.to_dict() for record in self.records]
+        return {"summary": self.summary(), "rounding": self.rounding, "instances": instances}
 
 
 def _finite(value: float | None) -> float | None:

@@ -35,7 +35,7 @@ def verify_robustness(
     label: Any,
     perturbation: Perturbation,
     property: str = "all",
-    method: Method | str = "linear",
+    method: Method | str = "auto",
     *,
     targets: Sequence[int] | None = None,
     attack: bool | None = None,
@@ -48,14 +48,14 @@ def verify_robustness(
 
     ``x [B, ...]`` is reshaped to the network's input, ``label [B]``. ``property``: ``all`` (no other class overtakes
     the label), ``targets`` (none of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest).
-    ``method``: ``"linear"``, ``"paper"`` or a method object. A final softmax or sigmoid is left out; a single logit has
-    two classes by its sign. ``attack``: None attacks what the bounds leave open, True everything, False nothing. After
-    ``timeout`` seconds, or on an interrupt, the result holds the best found so far. ``memory`` bounds the bytes of one
-    tensor; the whole needs some tens of times that.
+    ``method``: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"`` or a method object. A final softmax or sigmoid
+    is left out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open,
+    True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best found
+    so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that.
     """
     case = _Case.of(network, x, label, dtype)
     unsafe = class_change(case.labels, case.outputs, property, None if targets is None else torch.tensor(targets))
-    region = perturbation.around(case.x)
+    region = perturbation.around(case.exact, dtype=dtype)
     effort = _effort(attack, timeout, seed, memory)
     return _run(case, region, unsafe, find_method(method), effort)
 
@@ -66,7 +66,7 @@ def certified_radius(
     label: Any,
     perturbation: Perturbation,
     property: str = "all",
-    method: Method | str = "linear",
+    method: Method | str = "auto",
     *,
     targets: Sequence[int] | None = None,
     steps: int = 10,
@@ -87,7 +87,7 @@ def certified_radius(
     for _ in range(steps + 1):
         if time.monotonic() > effort.deadline:
             break
-        region = perturbation.around(case.x, here)
+        region = perturbation.around(case.exact, here, dtype)
         result = _run(case, region, unsafe, find_method(method), effort)
         good = torch.tensor([record.verdict is Verdict.CERTIFIED for record in result.records])
         proved, failed = torch.where(good, here, proved), torch.where(good, failed, here)
@@ -113,7 +113,7 @@ class SpecificationResult:
 def verify_specification(
     network: Network | Graph,
     specification: Specification,
-    method: Method | str = "linear",
+    method: Method | str = "auto",
     *,
     timeout: float | None = None,
     seed: int = 0,
@@ -164,6 +164,7 @@ class _Case:
     network: Network | Graph
     graph: Graph
     x: Tensor
+    exact: Tensor  # the same inputs as they were given: the centre of the ball
     labels: Tensor
     outputs: Tensor  # clean logits [B, K]
     correct: Tensor
@@ -171,13 +172,14 @@ class _Case:
     @staticmethod
     def of(network: Network | Graph, x: Any, label: Any, dtype: torch.dtype) -> _Case:
         graph = _graph(network, classes=True).to(dtype)
-        x = _tensor(x, dtype)
+        x = _tensor(x, torch.float64)
         size = math.prod(graph.input_shape)
         if not x.numel() or x.numel() % size:
             raise InvalidInput(f"x of shape {tuple(x.shape)} does not fit the network's input {graph.input_shape}")
         x = x.reshape(-1, *graph.input_shape)
         if not x.isfinite().all():
             raise InvalidInput("x holds NaN or infinite entries")
+        x, exact = x.to(dtype), x
         labels = torch.as_tensor(np.asarray(label)).reshape(-1)
         if len(labels) != len(x):
             raise InvalidInput(f"{len(x)} inputs but {len(labels)} labels")
@@ -190,7 +192,7 @@ class _Case:
         if ((labels < 0) | (labels >= classes)).any():
             raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
         predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
-        return _Case(network, graph, x, labels, outputs, predicted == labels)
+        return _Case(network, graph, x, exact, labels, outputs, predicted == labels)
 
 
 def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Effort) -> Result:
@@ -221,7 +223,7 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
                 i = int(batch[0])
                 line = " ".join(str(problem).split()) or type(problem).__name__
                 records[i] = Record(i, Verdict.ERROR, int(case.labels[i]), message=line)
-    return Result(tuple(records[i] for i in range(len(case.x))), *clock.spent(), stopped)
+    return Result(tuple(records[i] for i in range(len(case.x))), *clock.spent(), stopped, method.rounding)
 
 
 def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, unsafe: Unsafe) -> Record:
@@ -255,14 +257,13 @@ def _replayed(
 
     Class rows compare outputs with each other or with zero, which a final softmax or sigmoid (less 1/2) keeps.
     """
+    dtype = x.numpy().dtype if isinstance(network, Graph) else np.dtype(network.input_dtype)
+    point = _rounded_inside(x, region.take(torch.tensor([place])), dtype)
+    if point is None:
+        return None
     if isinstance(network, Graph):
-        point = x.numpy()
-        outputs = graph(x.unsqueeze(0)).flatten().numpy()
+        outputs = graph(torch.from_numpy(point).unsqueeze(0)).flatten().numpy()
     else:
-        rounded = _rounded_inside(x, region.take(torch.tensor([place])), np.dtype(network.input_dtype))
-        if rounded is None:
-            return None
-        point = rounded
         outputs = network.replay(point[None])[0].reshape(-1)
     compared = torch.as_tensor(outputs, dtype=torch.float64) - (0.5 if final == "sigmoid" else 0.0)
     here = torch.full((unsafe.groups,), place)
@@ -272,23 +273,25 @@ def _replayed(
 
 
 def _rounded_inside(x: Tensor, region: Region, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """``x`` rounded to ``dtype`` without leaving the region, or None where there is no such point nearby."""
-    lower, upper = region.lower[0].numpy(), region.upper[0].numpy()
-    point = x.detach().numpy().astype(dtype)
-    exact = point.astype(np.float64)
-    point = np.where(exact > upper, np.nextafter(point, np.asarray(-np.inf, dtype)), point)
-    point = np.where(exact < lower, np.nextafter(point, np.asarray(np.inf, dtype)), point)
+    """``x`` rounded to ``dtype`` inside the region, which exact arithmetic decides, or None where no such is near."""
+    least, most = (end[0].numpy().astype(np.float64) for end in region.inner or (region.lower, region.upper))
+
+    def inside_box(point: np.ndarray) -> np.ndarray:
+        point = np.clip(point, least, most).astype(dtype)
+        exact = point.astype(np.float64)
+        point = np.where(exact > most, np.nextafter(point, np.asarray(-np.inf, dtype)), point)
+        return np.where(exact < least, np.nextafter(point, np.asarray(np.inf, dtype)), point)
+
+    wanted = x.detach().numpy().astype(np.float64)
+    shrinks: tuple[float, ...] = (1.0,)
+    centre = wanted
     if region.centre is not None:
-        centre, eps = region.centre[0].numpy(), float(torch.as_tensor(region.eps).reshape(-1)[0])
-        for shrink in (1.0, 1 - 1e-7, 1 - 1e-6, 1 - 1e-5):
-            tried = (centre + shrink * (point.astype(np.float64) - centre)).astype(dtype)
-            if np.linalg.norm((tried.astype(np.float64) - centre).ravel(), region.norm) <= eps:
-                point = tried
-                break
-        else:
-            return None
-    exact = point.astype(np.float64)
-    return point if ((lower <= exact) & (exact <= upper)).all() else None
+        centre, shrinks = region.centre[0].numpy().astype(np.float64), (1.0, 1 - 1e-7, 1 - 1e-6, 1 - 1e-5)
+    for shrink in shrinks:
+        point = inside_box(centre + shrink * (wanted - centre))
+        if region.contains(torch.from_numpy(point)):
+            return point
+    return None
 
 
 def _with_equal_inputs(disjuncts: Sequence[Disjunct]) -> list[list[Disjunct]]:
