@@ -24,7 +24,7 @@ def choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict
     for stack, part in zip(relaxation.stacks, parts):
         below_here, above_here = whole.below[0, 0].numpy(), whole.above[0, 0].numpy()
         for m, member in enumerate(stack.stack.members):
-            output = proof.networks.outputs[member].node
+            output = proof.networks.probabilities[member].node
             kinks = [i for i in sorted(proof.ancestors(member)) if isinstance(proof.networks.nodes[i], Kink)]
             for kink, lines in zip(kinks, part.lines, strict=True):
                 chosen[kink] = {"slope": lines[0, 0, m].numpy().copy()}

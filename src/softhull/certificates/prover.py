@@ -170,7 +170,7 @@ class Proof:
     def claim_score(self, row: Floats) -> float:
         """Claim a lower bound on ``row . p``, p being the sum of the outputs of all networks."""
         rows = row[None]
-        lower, rules = self.walk([(view, exact(rows)) for view in self.networks.outputs], False)
+        lower, rules = self.walk([(view, exact(rows)) for view in self.networks.probabilities], False)
         self.steps.append({"claim": "score", "rows": self.keep(rows), "lower": self.keep(lower), "rules": rules})
         self.scores.append((rows, lower))
         return float(lower[0])
@@ -304,7 +304,7 @@ class Proof:
 
     def ancestors(self, network: int) -> set[int]:
         """The nodes that the output of a network depends on, with its own."""
-        return self._ancestors([self.networks.outputs[network]])
+        return self._ancestors([self.networks.probabilities[network]])
 
     def _ancestors(self, views: Sequence[View]) -> set[int]:
         found: set[int] = set()

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..checker.certificate import Certificate, write_certificate
 from ..checker.check import conclusion
-from ..checker.network import Softmax
 from ..checker.replay import Refused
 from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
@@ -79,11 +78,8 @@ def score_certificate(
 
     kind = find_score(score)
     proof = Proof(models, x, perturbation.eps, _norm(perturbation), perturbation.clip)
-    for output in proof.networks.outputs:
-        if not isinstance(proof.networks.nodes[output.node], Softmax):
-            raise NoProof("the checker covers scores of networks that end in a softmax")
     proof.prepare(proof.networks.logits, stops=True)
-    for output in proof.networks.outputs:
+    for output in proof.networks.probabilities:
         proof.prepare_softmax(output.node, stops=True)
     y = torch.tensor([label])
     region = perturbation.around(torch.as_tensor(x, dtype=torch.float64).reshape(1, *networks[0].input_shape))

@@ -15,7 +15,7 @@ from flint import arb, ctx
 
 from .balls import PRECISION, Balls, Floats, exact, round_down, round_up, zeros
 from .certificate import Certificate, CertificateError, read_array, read_certificate, read_members
-from .network import Networks, Softmax, View
+from .network import Networks, View
 from .replay import Functions, Knowledge, Refused, Region, Rule, Rules
 from .scores import score_bound
 
@@ -126,7 +126,7 @@ class _Check:
         if claim == "score":
             upper = np.full(lower.shape, np.inf)
             rows = self.certificate.array(step["rows"], "f")
-            start = [(view, exact(rows)) for view in self.networks.outputs]
+            start = [(view, exact(rows)) for view in self.networks.probabilities]
             self._prove(start, lower, upper, step)
             self.scores.append((rows, lower))
             return
@@ -232,10 +232,6 @@ def conclusion(
     if not isinstance(label, int) or not 0 <= label < max(2, classes):
         raise Refused(f"label {str(label)[:20]} is out of range")
     if claim["kind"] == "score":
-        for output in networks.outputs:
-            node = networks.nodes[output.node]
-            if not isinstance(node, Softmax) or len(node.rows) != 1 or output.index.size != classes:
-                raise Refused("a score of a network that does not end in one softmax")
         return score_bound(claim, networks, known, scores)
     if claim["kind"] != "class" or len(networks.logits) != 1:
         raise Refused("a property that the checker does not know")

@@ -97,25 +97,32 @@ Node = Input | Sum | Linear | Kink | Product | Softmax
 class Networks:
     """One or several networks over one input: ``nodes`` in order, ``tensors`` by ``"number of the network:name"``.
 
-    ``outputs`` are the last tensors of the networks, ``logits`` the same with a final softmax taken off.
+    ``logits`` are the last tensors of the networks with a final softmax taken off, ``probabilities`` the same with one.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self.nodes: list[Node] = []
         self.tensors: dict[str, View] = {}
-        self.outputs: list[View] = []
         self.names: dict[int, str] = {}  # of the nodes
         self._numbers = 0
-        for number, path in enumerate(paths):
-            reader = _Reader(self, str(path), number)
-            self.outputs.append(reader.read())
-        self.logits = [self.before_softmax(output) for output in self.outputs]
+        outputs = [_Reader(self, str(path), number).read() for number, path in enumerate(paths)]
+        self.logits = [self._before_softmax(output) for output in outputs]
+        self.probabilities = [self._softmax_of(number, output) for number, output in enumerate(outputs)]
 
     @property
     def input_size(self) -> int:
         return self.nodes[0].size
 
-    def before_softmax(self, output: View) -> View:
+    def _softmax_of(self, number: int, output: View) -> View:
+        if self.logits[number] is not output:
+            return output
+        logits = View(output.node, output.index.ravel())
+        size = logits.index.size
+        found = self.add(Softmax(size, logits, np.arange(size).reshape(1, size)), [size])
+        self.tensors[self.names.setdefault(found.node, f"{number}::probabilities")] = found
+        return found
+
+    def _before_softmax(self, output: View) -> View:
         node = self.nodes[output.node]
         if isinstance(node, Softmax) and len(node.rows) == 1 and sorted(output.index.flat) == list(range(node.size)):
             return View(node.x.node, node.x.index.reshape(-1)[output.index])
@@ -166,6 +173,8 @@ class _Reader:
         last = self.values.get(graph.output[0].name)
         if not isinstance(last, View):
             raise self._bad("the output does not depend on the input")
+        if last.index.size != (last.index.shape or (1,))[-1]:
+            raise self._bad(f"output of shape {last.index.shape}; one row of outputs is checked")
         return last
 
     def _graph(self) -> onnx.GraphProto:

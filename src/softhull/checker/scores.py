@@ -23,13 +23,15 @@ def score_bound(
     name, label, bound = claim["score"], claim["label"], claim["bound"]
     if name not in SCORES or not isinstance(bound, float) or not np.isfinite(bound):
         raise Refused(f"score {str(name)[:20]!r} is not covered, or its bound is no number")
-    K = networks.outputs[0].index.size
-    rows = [(exact(c), arb(float(v)) / len(networks.outputs)) for R, L in proved for c, v in zip(R, L)]
+    K = networks.probabilities[0].index.size
+    if any(output.index.size != K for output in networks.probabilities):
+        raise Refused("the networks do not have the same classes")
+    rows = [(exact(c), arb(float(v)) / len(networks.probabilities)) for R, L in proved for c, v in zip(R, L)]
     low, high = (exact(np.zeros(K)) for _ in range(2))
-    for output in networks.outputs:
+    for output in networks.probabilities:
         least, most = known.box(output)
         low, high = low + exact(least.ravel()), high + exact(most.ravel())
-    low, high = (end / len(networks.outputs) for end in (low, high))
+    low, high = (end / len(networks.probabilities) for end in (low, high))
     below, sense = SCORES[name](rows, label, low, high, arb(bound))
     if not below:
         raise Refused(f"the {name} is not proved to be {sense} {bound!r}")

@@ -1,0 +1,98 @@
+"""The networks of the checker evaluated in floating point, and models built from single operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from softhull.checker.network import Input, Kink, Linear, Networks, Product, Sum
+
+
+def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
+    """The entries of every node for one input."""
+    found: list[np.ndarray] = []
+    for node in networks.nodes:
+
+        def of(view: Any) -> np.ndarray:
+            return found[view.node][view.index]  # noqa: B023
+
+        if isinstance(node, Input):
+            found.append(np.asarray(x, dtype=np.float64).ravel())
+        elif isinstance(node, Sum):
+            parts = (of(v) * s.astype(np.float64) for v, s in zip(node.views, node.scales))
+            found.append(sum(parts, start=node.bias))
+        elif isinstance(node, Linear):
+            found.append(node.weights @ of(node.x))
+        elif isinstance(node, Kink):
+            found.append(np.where(of(node.x) > 0, of(node.x), node.slope * of(node.x)))
+        elif isinstance(node, Product):
+            total = np.zeros(node.size)
+            np.add.at(total, node.out, of(node.x)[node.left] * of(node.y)[node.right])
+            found.append(total)
+        else:
+            rows = of(node.x)[node.rows]
+            shares = np.exp(rows - rows.max(1, keepdims=True))
+            result = np.zeros(node.size)
+            result[node.rows] = shares / shares.sum(1, keepdims=True)
+            found.append(result)
+    return found
+
+
+def save(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    constants: dict[str, np.ndarray],
+    shape: Sequence[int],
+    opset: int = 13,
+) -> Path:
+    """A model from input ``x`` to output ``y``."""
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save(model, str(path))
+    return path
+
+
+def random_attention(path: Path, rng: np.random.Generator, tokens: int = 3, width: int = 4, scale: float = 0.7) -> Path:
+    """One block of attention over ``tokens`` rectified tokens, with a residual connection, and three logits."""
+
+    def weights(*shape: int) -> np.ndarray:
+        return (scale * rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+
+    constants = {
+        "w0": weights(6, tokens * width),
+        "b0": weights(tokens * width),
+        "s0": np.array([1, tokens, width]),
+        "wq": 2 * weights(width, width),
+        "wk": 2 * weights(width, width),
+        "wv": weights(width, width),
+        "s1": np.array([1, tokens * width]),
+        "w1": weights(tokens * width, 3),
+        "b1": weights(3),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w0", "b0"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Reshape", ["r", "s0"], ["t"]),
+        helper.make_node("MatMul", ["t", "wq"], ["q"]),
+        helper.make_node("MatMul", ["t", "wk"], ["k"]),
+        helper.make_node("MatMul", ["t", "wv"], ["v"]),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "kt"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["mixed"]),
+        helper.make_node("Add", ["mixed", "t"], ["sum"]),
+        helper.make_node("Reshape", ["sum", "s1"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "w1", "b1"], ["y"]),
+    ]
+    return save(path, nodes, constants, [1, 6])

@@ -1,0 +1,219 @@
+"""Verdicts of the checker: accepted, rejected with the first step that fails, or one clear line."""
+
+from __future__ import annotations
+
+import io
+import json
+import tracemalloc
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from softhull.checker.certificate import CertificateError, read_certificate, write_certificate
+from softhull.checker.check import Checked, check_certificate
+from softhull.cli.app import app
+from softhull.data import bundled
+from softhull.errors import ModelError
+
+from .conftest import Case
+
+DIGITS = bundled("digits.npz")
+
+
+def altered(case: Case, folder: Path, header: dict[str, Any] | None = None, **arrays: np.ndarray) -> Checked:
+    """The verdict on a certificate with parts of its header and some arrays exchanged."""
+    changed = replace(
+        case.certificate,
+        header=case.certificate.header | (header or {}),
+        arrays=case.certificate.arrays | arrays,
+    )
+    path = folder / "altered.npz"
+    write_certificate(path, changed)
+    return check_certificate(path, case.models)
+
+
+def test_accepted(attention: Case, ensemble: Case) -> None:
+    for case, what in ((attention, "stays ahead of all others"), (ensemble, "the nll for class")):
+        found = check_certificate(case.path, case.models, DIGITS)
+        assert found.accepted, found.reason
+        assert what in found.reason
+        assert "taken from the certificate" in check_certificate(case.path, case.models).reason
+
+
+def test_same_certificate_same_bytes(attention: Case, tmp_path: Path) -> None:
+    write_certificate(tmp_path / "again.npz", read_certificate(attention.path))
+    assert (tmp_path / "again.npz").read_bytes() == attention.path.read_bytes()
+
+
+def test_wrong_model(attention: Case, tmp_path: Path) -> None:
+    other = check_certificate(attention.path, [bundled("digits-mlp-0.onnx")])
+    assert not other.accepted
+    assert "is not the model" in other.reason
+    assert "2 were named" in check_certificate(attention.path, attention.models * 2).reason
+    content = bytearray(attention.models[0].read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "changed.onnx").write_bytes(content)
+    try:
+        assert not check_certificate(attention.path, [tmp_path / "changed.onnx"]).accepted
+    except ModelError as problem:
+        assert "changed.onnx" in str(problem)
+
+
+def test_wrong_input(attention: Case, tmp_path: Path) -> None:
+    assert "is not the one" in check_certificate(attention.path, attention.models, DIGITS, 1).reason
+    with np.load(DIGITS) as data:
+        np.savez(tmp_path / "relabelled.npz", x=data["x"], y=data["y"] + 1)
+    assert "has label" in check_certificate(attention.path, attention.models, tmp_path / "relabelled.npz").reason
+    with pytest.raises(CertificateError, match="no input 100 among 100"):
+        check_certificate(attention.path, attention.models, DIGITS, 100)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"region": {"eps": 0.06, "norm": "inf", "clip": [0, 1]}},
+        {"region": {"eps": 0.05, "norm": "inf", "clip": None}},
+        {"region": {"eps": float("inf"), "norm": "inf", "clip": None}},
+        {"region": {"eps": -0.01, "norm": "inf", "clip": None}},
+        {"region": {"eps": 0.05, "norm": "7", "clip": None}},
+        {"region": {"eps": 0.05, "norm": "inf", "clip": [0.5, 1]}},
+        {"property": {"kind": "class", "label": 3, "rivals": [0]}},
+        {"property": {"kind": "class", "label": 11, "rivals": [0]}},
+        {"property": {"kind": "class", "label": 0, "rivals": [11]}},
+        {"property": {"kind": "magic", "label": 0}},
+        {"property": {"kind": "score", "score": "nll", "label": 0, "bound": 0.1}},
+        {"steps": []},
+    ],
+)
+def test_claims_that_do_not_follow(change: dict[str, Any], attention: Case, tmp_path: Path) -> None:
+    label = attention.certificate.header["property"]["label"]
+    if change.get("property", {}).get("label") == 0:
+        change = {"property": change["property"] | {"label": label}}
+    assert not altered(attention, tmp_path, change).accepted
+
+
+def test_first_step_that_fails_is_named(attention: Case, tmp_path: Path) -> None:
+    steps = attention.certificate.header["steps"]
+    number, step = next((i, s) for i, s in enumerate(steps) if s["claim"] == "differences")
+    better = attention.certificate.arrays[step["lower"]] + 1e-3
+    found = altered(attention, tmp_path, **{step["lower"]: better})
+    assert (found.accepted, found.step) == (False, number)
+    assert f"step {number} (differences of" in found.reason
+    assert "does not follow" in found.reason
+
+
+def test_better_score_than_proved(ensemble: Case, tmp_path: Path) -> None:
+    claim = ensemble.certificate.header["property"]
+    found = altered(ensemble, tmp_path, {"property": claim | {"bound": claim["bound"] * 0.999}})
+    assert not found.accepted
+    assert "nll is not proved to be at most" in found.reason
+
+
+def test_weaker_claims_are_accepted(ensemble: Case, tmp_path: Path) -> None:
+    claim = ensemble.certificate.header["property"]
+    assert altered(ensemble, tmp_path, {"property": claim | {"bound": claim["bound"] * 1.5}}).accepted
+
+
+def zipped(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def array_bytes(array: np.ndarray, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, **options)
+    return stream.getvalue()
+
+
+HEAD = {"format": "softhull certificate", "version": 1}
+FOREIGN: dict[str, dict[str, bytes]] = {
+    "no header": {"a.npy": array_bytes(np.zeros(3))},
+    "not JSON": {"header.json": b"{"},
+    "nested": {"header.json": b"[" * 1_000_000},
+    "not ours": {"header.json": b'{"format": "cake"}'},
+    "list": {"header.json": b"[1, 2]"},
+    "version": {"header.json": json.dumps(HEAD | {"version": 2}).encode()},
+    "long number": {"header.json": b'{"format": ' + b"9" * 100_000 + b"}"},
+    "empty": {"header.json": json.dumps(HEAD).encode()},
+    "strange member": {"header.json": json.dumps(HEAD).encode(), "../evil.py": b"import os"},
+    "pickle": {
+        "header.json": json.dumps(HEAD).encode(),
+        "a.npy": array_bytes(np.array([{}], dtype=object), allow_pickle=True),
+    },
+    "false shape": {
+        "header.json": json.dumps(HEAD).encode(),
+        "a.npy": array_bytes(np.zeros(3)).replace(b"(3,)", b"(9" + b"9" * 9 + b",)"[:2]),
+    },
+    "strings": {"header.json": json.dumps(HEAD).encode(), "a.npy": array_bytes(np.array(["x"]))},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_files(name: str, attention: Case, tmp_path: Path) -> None:
+    path = zipped(tmp_path / "foreign.npz", FOREIGN[name])
+    with pytest.raises(CertificateError, match=r"foreign\.npz|array a"):
+        check_certificate(path, attention.models)
+
+
+def test_no_zip(attention: Case, tmp_path: Path) -> None:
+    whole = attention.path.read_bytes()
+    for length in (0, 10, len(whole) // 2, len(whole) - 30):
+        (tmp_path / "cut.npz").write_bytes(whole[:length])
+        with pytest.raises(CertificateError, match=r"cut\.npz"):
+            check_certificate(tmp_path / "cut.npz", attention.models)
+    with pytest.raises(CertificateError, match="missing"):
+        check_certificate(tmp_path / "missing.npz", attention.models)
+
+
+def test_zip_bombs_stay_small(attention: Case, tmp_path: Path) -> None:
+    """A gigabyte of zeros packs into a megabyte; no more than the limit is ever unpacked."""
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w", force_zip64=True) as a:
+        for _ in range(64):
+            a.write(bytes(1 << 24))
+    tracemalloc.start()
+    with pytest.raises(CertificateError, match="bytes unpacked"):
+        check_certificate(path, attention.models)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 30
+
+
+def test_too_many_rows(attention: Case, tmp_path: Path) -> None:
+    step = next(s for s in attention.certificate.header["steps"] if s["claim"] == "entries")
+    many = 200_000
+    found = altered(
+        attention,
+        tmp_path,
+        **{
+            step["entries"]: np.zeros(many, dtype=np.int64),
+            step["lower"]: np.full(many, -1e6),
+            step["upper"]: np.full(many, 1e6),
+        },
+    )
+    assert not found.accepted
+    assert "more rows" in found.reason
+
+
+def test_command(attention: Case, tmp_path: Path) -> None:
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["check", *arguments])
+
+    model = str(attention.models[0])
+    good = run(str(attention.path), "--model", model, "--data", str(DIGITS), "--json", "-")
+    assert good.exit_code == 0
+    assert json.loads(good.output)["verdict"] == "accepted"
+    bad = run(str(attention.path), "--model", str(bundled("digits-mlp-0.onnx")))
+    assert bad.exit_code == 1
+    assert bad.output.startswith("rejected: ")
+    unreadable = run(str(DIGITS), "--model", model)
+    assert unreadable.exit_code == 2
+    assert "not a certificate" in unreadable.output
+    assert run(str(attention.path)).exit_code == 2
