@@ -118,12 +118,12 @@ def _keep_neither(bounds: LinearBounds, index: int, C: Tensor, free: Free | None
         with torch.no_grad():
             # What the decomposition misses of C, and the coefficients that go back.
             missed = (matrices.abs() + amounts.abs() @ basis.abs().mT).reshape(C.shape)
-            cost = bounds.share(rank + 2)
-            constant = constant - cost * (
+            cost = bounds.share(rank + 2) * (
                 bounds.charge(missed, _sizes_of_terms(bounds, index))
                 + bounds.charge((amounts.abs() @ on_x.abs()).reshape(back_left.shape), bounds.sizes(left))
                 + bounds.charge((basis.abs() @ on_y.abs()).mT.reshape(back_right.shape), bounds.sizes(right))
             )
+        constant = constant - cost
     return (back_left, back_right), constant, rest
 
 
@@ -157,7 +157,7 @@ def _relax_products(
     if bounds.outward:  # the weights add up to one up to rounding, as do all that is made with them
         with torch.no_grad():
             size = _bounded_sum(largest(lx, ux), largest(ly, uy))
-            constant = constant - 4 * bounds.share(math.prod(whole[2:])) * size
+        constant = constant - 4 * bounds.share(math.prod(whole[2:])) * size
     return low * ly + high * uy, low * lx + high * ux, constant
 
 
