@@ -88,7 +88,7 @@ def random_program(seed):
     activity = matrix @ inside
     lower = np.where(generator.random(m) < 0.5, activity - generator.random(m), -np.inf)
     upper = np.where(np.isinf(lower) | (generator.random(m) < 0.5), activity + generator.random(m), np.inf)
-    rows = Rows(np.arange(0, n * m + 1, n), np.tile(np.arange(n), m), matrix.ravel(), lower, upper)
+    rows = Rows(np.arange(0, n * m + 1, n), np.tile(np.arange(n), m), matrix.ravel(), lower, upper, np.zeros(m))
     return generator.normal(size=n), rows, matrix, generator
 
 

@@ -18,7 +18,6 @@ from .lagrangian import Lagrangian, Multipliers
 from .relaxation import Relaxation, StackRelaxation
 from .solution import Solution, trivial_bound
 
-
 # Interior-point steps sometimes end at the wall of a cone, one program in a few hundred; a program that is not solved
 # to optimality is tried again with shorter steps, then without the solver's own scaling, then by another solver.
 SECOND_TRIES: dict[str, list[tuple[str, dict[str, Any]]]] = {

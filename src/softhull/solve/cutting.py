@@ -156,24 +156,22 @@ class _Builder:
         return np.arange(self.count - len(lower), self.count)
 
     def _network(self, part: StackRelaxation, m: int) -> None:
-        # A source is a set of columns and, for each of its neurons, the column (or -1) and a constant.
-        sources: list[tuple[np.ndarray, np.ndarray]] = [(self.input, np.zeros(len(self.input)))]
+        # A source is a column for each of its neurons, or -1 where the neuron is 0.
+        sources = [self.input]
         for i, layer in enumerate(part.stack.layers):
             lower, upper = (side[0, m].numpy() for side in part.bounds.intervals[i])
-            terms, bias = [], layer.bias[m].numpy()
+            terms = []
             for s, W in layer.weights.items():
-                columns, constants = sources[s]
-                kept = columns >= 0
-                matrix = W[m].numpy()
-                bias = bias + matrix @ constants
-                terms.append((matrix[:, kept], columns[kept]))
+                kept = sources[s] >= 0
+                terms.append((W[m].numpy()[:, kept], sources[s][kept]))
+            affine = _Affine(terms, layer.bias[m].numpy(), part.bounds.charges[i][0, m].numpy())
             if layer.activation is None:
                 z = self._new(lower, upper)
-                self._equal(terms, z, bias, np.arange(len(z)))
+                self._equal(affine, z, np.arange(len(z)))
                 self.logits.append(z)
                 self._probabilities(part, m)
                 continue
-            sources.append(self._activation(part.lines[i], m, lower, upper, terms, bias, layer.activation))
+            sources.append(self._activation(part.lines[i], m, lower, upper, affine, layer.activation))
 
     def _activation(
         self,
@@ -181,36 +179,32 @@ class _Builder:
         m: int,
         lower: np.ndarray,
         upper: np.ndarray,
-        terms: list[tuple[np.ndarray, np.ndarray]],
-        bias: np.ndarray,
+        affine: _Affine,
         activation: Any,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> np.ndarray:
         low_s, low_o, up_s, up_o = (
             side[:, 0, m].numpy()
             for side in (lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset)
         )
-        exact = ((low_s == up_s) & (low_o == up_o) & (low_s == low_s[0]) & (low_o == low_o[0])).all(0)
         after = activation.interval((torch.from_numpy(lower), torch.from_numpy(upper)))
         after_lower, after_upper = (side.numpy() for side in after)
-        columns, constants = np.full(len(lower), -1), np.where(exact, low_o[0], 0.0)
-        linear = np.flatnonzero(exact & (low_s[0] != 0))
-        if len(linear):
-            slope = low_s[0, linear]
-            h = self._new(after_lower[linear], after_upper[linear])
-            scaled = [(matrix[linear] * slope[:, None], where) for matrix, where in terms]
-            self._equal(scaled, h, slope * bias[linear] + low_o[0, linear], np.arange(len(linear)))
-            columns[linear] = h
-            constants[linear] = 0.0
-        open_ = np.flatnonzero(~exact)
+        through_origin = ((low_s == up_s) & (low_s == low_s[0]) & (low_o == 0) & (up_o == 0)).all(0)
+        columns = np.full(len(lower), -1)
+        # Where the activation is the identity or 0, the program needs no column or no second one for it.
+        same = np.flatnonzero(through_origin & (low_s[0] == 1))
+        if len(same):
+            columns[same] = self._new(after_lower[same], after_upper[same])
+            self._equal(affine, columns[same], same)
+        open_ = np.flatnonzero(~(through_origin & ((low_s[0] == 1) | (low_s[0] == 0))))
         if len(open_):
             z = self._new(lower[open_], upper[open_])
             h = self._new(after_lower[open_], after_upper[open_])
-            self._equal([(matrix[open_], where) for matrix, where in terms], z, bias[open_], np.arange(len(open_)))
+            self._equal(affine, z, open_)
             columns[open_] = h
             for q in range(len(low_s)):
                 self._line(h, z, low_s[:, open_], low_o[:, open_], q, below=True)
                 self._line(h, z, up_s[:, open_], up_o[:, open_], q, below=False)
-        return columns, constants
+        return columns
 
     def _line(self, h: np.ndarray, z: np.ndarray, slopes: np.ndarray, offsets: np.ndarray, q: int, below: bool) -> None:
         """``h - slope z >= offset`` (or ``<=``), unless an earlier line is the same."""
@@ -226,15 +220,13 @@ class _Builder:
         bound = offsets[q, new]
         self.blocks.append(_Block(columns, values, bound if below else -none, none if below else bound))
 
-    def _equal(
-        self, terms: list[tuple[np.ndarray, np.ndarray]], target: np.ndarray, bias: np.ndarray, rows: np.ndarray
-    ) -> None:
-        """``target = sum matrix @ columns + bias``"""
-        columns = np.concatenate(
-            [target[:, None], *(np.broadcast_to(where, (len(target), len(where))) for _, where in terms)], 1
-        )
-        values = np.concatenate([np.ones((len(target), 1)), *(-matrix for matrix, _ in terms)], 1)
-        self.blocks.append(_Block(columns, values, bias[rows], bias[rows]))
+    def _equal(self, affine: _Affine, target: np.ndarray, rows: np.ndarray) -> None:
+        """``target = sum matrix @ columns + bias`` for some rows of the affine map"""
+        wide = [np.broadcast_to(where, (len(target), len(where))) for _, where in affine.terms]
+        columns = np.concatenate([target[:, None], *wide], 1)
+        values = np.concatenate([np.ones((len(target), 1)), *(-matrix[rows] for matrix, _ in affine.terms)], 1)
+        bias = affine.bias[rows]
+        self.blocks.append(_Block(columns, values, bias, bias, affine.slack[rows]))
 
     def _probabilities(self, part: StackRelaxation, m: int) -> None:
         least, most = part.softmax.least[0, m].numpy(), part.softmax.most[0, m].numpy()
@@ -310,6 +302,16 @@ class _Block:
     values: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
+    slack: np.ndarray | float = 0.0
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """``sum matrix @ columns + bias`` up to ``slack``, the rounding of the map itself."""
+
+    terms: list[tuple[np.ndarray, np.ndarray]]
+    bias: np.ndarray
+    slack: np.ndarray
 
 
 def _join(blocks: list[_Block]) -> Rows:
@@ -321,6 +323,7 @@ def _join(blocks: list[_Block]) -> Rows:
         np.concatenate(empty + [b.values.ravel() for b in blocks]),
         np.concatenate(empty + [b.lower for b in blocks]),
         np.concatenate(empty + [b.upper for b in blocks]),
+        np.concatenate(empty + [np.broadcast_to(b.slack, b.upper.shape) for b in blocks]),
     )
 
 

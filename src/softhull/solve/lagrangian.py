@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..graph.rounding import largest as largest_size
+from ..graph.rounding import underflow
 from ..propagate.perturbation import Region
+from .neurons import successive
 from .relaxation import ActivationLines, Relaxation
 from .softmax import Planes
 
@@ -138,20 +141,19 @@ class Lagrangian:
         return value, gradient, logits, x
 
     def safe_value(self, flat: Tensor) -> Tensor:
-        """``value`` plus a bound on its rounding error: what is reported as certified.
+        """``value`` plus what rounding may have cost it: true for the real-valued networks, for any parameters.
 
-        A sum of products evaluated in any order errs by at most ``N u / (1 - N u)`` times the same sum over absolute
-        values, with N the longest chain of operations and u half the spacing of the numbers.
+        Every number found on the way back is taken as exact. What exact arithmetic would have made of the numbers
+        before it differs by a share of the absolute values of its terms; times the values that the coefficients stand
+        for, whose bounds are known, these shares are added up.
         """
-        size = flat.new_zeros(flat.shape[0])
-        operations = 4 * self.relaxation.region.lower[0].numel()
+        value = self.value(flat)
+        if not self.relaxation.outward:
+            return value
+        lost = torch.zeros_like(value)
         for position, part in enumerate(self.views(flat)):
-            trail = _Trail(self, position, part)
-            size = size + trail.size(self.relaxation.region)
-            operations += 4 * sum(layer.size + 8 for layer in trail.layers) + 4 * trail.upper.offsets[0].numel()
-        unit = torch.finfo(flat.dtype).eps / 2
-        share = operations * unit / (1 - operations * unit)
-        return self.value(flat) + 2 * share * size / self.relaxation.networks
+            lost = lost + _Trail(self, position, part).lost(self.relaxation)
+        return value + 2 * (lost / self.relaxation.networks + self.relaxation.share(4) * value.abs())
 
     def _walk(self, flat: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None, list[Tensor] | None, Tensor | None]:
         parts = self.views(flat)
@@ -177,6 +179,7 @@ class _Trail:
 
     def __init__(self, whole: Lagrangian, position: int, part: Multipliers) -> None:
         relaxed = whole.relaxation.stacks[position]
+        self.stack, self.bounds = relaxed.stack, relaxed.bounds
         self.layers, self.lines, self.part = relaxed.stack.layers, relaxed.lines, part
         self.lower, self.upper = whole.planes[position]
         self.least, self.most = whole.least[position], whole.most[position]
@@ -193,6 +196,7 @@ class _Trail:
         self.constant = (constant + part.simplex).sum(1)
         self.signs: dict[int, tuple[Tensor, Tensor]] = {}
         self.mixed: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.into: dict[int, Tensor] = {}  # the coefficients with which every layer was met
         self.at_input = self._backward(A)
 
     def _backward(self, A: Tensor) -> Tensor:
@@ -200,6 +204,7 @@ class _Trail:
         pending: dict[int, Tensor] = {}
         layer = len(self.layers) - 1
         while True:
+            self.into[layer] = A
             self.constant = self.constant + (A * self.layers[layer].bias).sum((1, 2))
             for s, W in self.layers[layer].weights.items():
                 if s == 0:
@@ -220,31 +225,31 @@ class _Trail:
             self.constant = self.constant + (up * mixed[3] + down * mixed[1]).sum((1, 2))
             A = up * mixed[2] + down * mixed[0]
 
-    def size(self, region: Region) -> Tensor:
-        """The sum of the absolute values of everything that was added up on the way back, ``[B]``."""
-        on_above, on_below = self.up[:, :, None] * self.above, -self.down[:, :, None] * self.below
-        A = _combine(on_above, self.upper.slopes.abs()) + _combine(on_below, self.lower.slopes.abs())
-        total = (on_above * self.upper.offsets.abs()).sum((1, 2, 3))
-        total = total + (on_below * self.lower.offsets.abs()).sum((1, 2, 3))
-        total = total + (self.up * self.most - self.down * self.least).sum((1, 2)) + self.part.simplex.abs().sum(1)
-        largest_input = torch.maximum(region.lower.abs(), region.upper.abs()).flatten(1)
-        pending: dict[int, Tensor] = {}
-        layer = len(self.layers) - 1
-        while True:
-            total = total + (A * self.layers[layer].bias.abs()).sum((1, 2))
-            for s, W in self.layers[layer].weights.items():
-                back = (A.transpose(0, 1) @ W.abs()).transpose(0, 1)
-                if s == 0:
-                    total = total + (back.sum(1) * largest_input).sum(1)
-                else:
-                    pending[s] = pending[s] + back if s in pending else back
-            if not pending:
-                return total
-            top = max(pending)
-            A, layer = pending.pop(top), top - 1
-            lower_slope, lower_offset, upper_slope, upper_offset = self.mixed[layer]
-            total = total + (A * torch.maximum(lower_offset.abs(), upper_offset.abs())).sum((1, 2))
-            A = A * torch.maximum(lower_slope.abs(), upper_slope.abs())
+    def lost(self, relaxation: Relaxation) -> Tensor:
+        """A bound ``[B]`` on how far rounding moved what was found on the way back, input included."""
+        n = relaxation.region.lower[0].numel()
+        cost = relaxation.share(successive(self.stack, n) + 4 * self.upper.offsets[0].numel())
+        sizes = [largest_size(*interval) for interval in self.bounds.intervals]
+        weighted = [
+            (self.up[:, :, None] * self.above, self.upper),
+            (-self.down[:, :, None] * self.below, self.lower),
+        ]
+        total = self.part.simplex.abs().sum(1) + (self.up + self.coefficient.abs()).sum((1, 2))
+        for weights, planes in weighted:
+            reach = (planes.slopes.abs() @ sizes[-1][:, :, None, :, None])[..., 0] + planes.offsets.abs()
+            total = total + (weights * reach).sum((1, 2, 3))
+        steps = (self.bounds.charges[-1] * self.into[len(self.layers) - 1].abs()).sum((1, 2))
+        for i, (up, down) in self.signs.items():
+            lines = self.lines[i]
+            slopes = (lines.lower_slope.abs() + lines.upper_slope.abs()).sum(0)
+            offsets = (lines.lower_offset.abs() + lines.upper_offset.abs()).sum(0)
+            reach = slopes * sizes[i] + offsets
+            total = total + ((up - down) * reach).sum((1, 2))
+            steps = steps + (self.bounds.charges[i] * self.into[i].abs()).sum((1, 2))
+        ends = largest_size(relaxation.region.lower, relaxation.region.upper).flatten(1)
+        total = total + (self.at_input.abs() * ends).sum(1)
+        lost = underflow(total.dtype) * (n + sum(layer.size for layer in self.layers)) ** 2
+        return cost * total + steps + lost
 
     def forward(self, x: Tensor) -> tuple[Multipliers, Tensor]:
         """The gradient in this stack's parameters and the logits of the maximiser."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -18,19 +18,32 @@ from torch import Tensor
 from ..errors import ModelError
 from ..graph.graph import Graph
 from ..graph.operator import Affine, Elementwise
+from ..graph.ops.conv import Conv
+from ..graph.ops.linear import Linear
+from ..graph.ops.reshape import Reshape
+from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
+from ..graph.ops.transpose import Transpose
 
 # Entries of one affine map held as a matrix; 2^27 numbers are one gigabyte.
 LARGEST_MAP = 1 << 27
+# Unit vectors pushed through a network together.
+UNITS = 256
 
 
 @dataclass(frozen=True)
 class Layer:
-    """``sum_s weights[s] @ source_s + bias``; ``weights[s] [M, out, in]``, ``bias [M, out]``."""
+    """``sum_s weights[s] @ source_s + bias``; ``weights[s] [M, out, in]``, ``bias [M, out]``.
+
+    Where several operators of the network were folded into the map, its numbers are sums of ``operations`` products at
+    most, and ``terms`` holds the sums of their absolute values: weights by source, and the bias under -1.
+    """
 
     weights: dict[int, Tensor]
     bias: Tensor
     activation: Elementwise | None
+    operations: int = 0
+    terms: dict[int, Tensor] | None = None
 
     @property
     def size(self) -> int:
@@ -46,6 +59,11 @@ class Layer:
             else:
                 total = total + (matrix @ sources[s].permute(1, 2, 0)).permute(2, 0, 1)
         return total
+
+    def magnitude(self, sizes: Sequence[Tensor]) -> Tensor:
+        """The sum of the absolute values of all terms ``[B, M, out]`` for sources of at most these sizes."""
+        terms = self.terms or {s: matrix.abs() for s, matrix in self.weights.items()} | {-1: self.bias.abs()}
+        return Layer({s: terms[s] for s in self.weights}, terms[-1], None).value(sizes)
 
     def activate(self, z: Tensor) -> Tensor:
         assert self.activation is not None
@@ -65,8 +83,14 @@ class Stack:
 
     def member(self, m: int) -> Stack:
         """One network of the stack alone."""
+        one = slice(m, m + 1)
         layers = tuple(
-            Layer({s: w[m : m + 1] for s, w in layer.weights.items()}, layer.bias[m : m + 1], layer.activation)
+            replace(
+                layer,
+                weights={s: matrix[one] for s, matrix in layer.weights.items()},
+                bias=layer.bias[one],
+                terms=layer.terms and {s: part[one] for s, part in layer.terms.items()},
+            )
             for layer in self.layers
         )
         return Stack((self.members[m],), layers)
@@ -114,13 +138,22 @@ def _agree(layered: list[list[Layer]], graphs: Sequence[Graph], labels: Sequence
 
 def _signature(layers: list[Layer]) -> list[tuple[object, ...]]:
     return [
-        (repr(layer.activation), {s: tuple(w.shape) for s, w in layer.weights.items()}, layer.size) for layer in layers
+        (
+            repr(layer.activation),
+            {s: tuple(w.shape) for s, w in layer.weights.items()},
+            layer.size,
+            layer.operations,
+            layer.terms is None,
+        )
+        for layer in layers
     ]
 
 
 def _stack(layers: tuple[Layer, ...]) -> Layer:
     weights = {s: torch.cat([layer.weights[s] for layer in layers]) for s in layers[0].weights}
-    return Layer(weights, torch.cat([layer.bias for layer in layers]), layers[0].activation)
+    terms = {s: torch.cat([(layer.terms or {})[s] for layer in layers]) for s in layers[0].terms or {}}
+    bias = torch.cat([layer.bias for layer in layers])
+    return replace(layers[0], weights=weights, bias=bias, terms=terms or None)
 
 
 def _layers(graph: Graph, label: str) -> list[Layer]:
@@ -177,16 +210,59 @@ def _affine(graph: Graph, index: int, source: dict[int, int], activation: Elemen
     pending = {index: units}
     bias = torch.zeros(size, 1, dtype=torch.float64)
     weights: dict[int, Tensor] = {}
+    passed: list[int] = []
     while pending:
         top = max(pending)
         coefficients = pending.pop(top)
         if top in source:
             weights[source[top]] = coefficients.reshape(1, size, -1).contiguous()
             continue
+        passed.append(top)
         node = graph.nodes[top]
         assert isinstance(node.operator, Affine)
         back, constant = node.operator.backward(coefficients, tuple(graph.shape_of(i) for i in node.inputs))
         bias = bias + constant
         for i, part in zip(node.inputs, back):
             pending[i] = pending[i] + part if i in pending else part
-    return Layer(dict(sorted(weights.items())), bias.reshape(1, size), activation)
+    layer = Layer(dict(sorted(weights.items())), bias.reshape(1, size), activation)
+    return layer if _only_placed(graph, passed) else _with_terms(layer, graph, index, source, passed)
+
+
+def _only_placed(graph: Graph, passed: list[int]) -> bool:
+    """Whether unit coefficients met one weighted sum and rearrangements alone: then nothing was rounded."""
+    summing = [i for i in passed if not isinstance(graph.nodes[i].operator, Reshape | Transpose | Slice)]
+    chain = all(len(graph.nodes[i].inputs) == 1 for i in passed)
+    return chain and (
+        not summing or (len(summing) == 1 and isinstance(graph.nodes[summing[0]].operator, Linear | Conv))
+    )
+
+
+def _with_terms(layer: Layer, graph: Graph, index: int, source: dict[int, int], passed: list[int]) -> Layer:
+    """The layer with the sums of absolute values behind its numbers: magnitudes pushed forward from the sources."""
+    operations = 0
+    for node in (graph.nodes[i] for i in passed):
+        assert isinstance(node.operator, Affine)
+        operations += node.operator.terms(*(graph.shape_of(i) for i in node.inputs)) + len(node.inputs)
+    sizes = {where: math.prod(graph.shape_of(where)) for where, s in source.items() if s in layer.weights}
+
+    def magnitudes(sources: dict[int, Tensor]) -> Tensor:
+        found = dict(sources)
+        for i in sorted(passed):
+            operator = graph.nodes[i].operator
+            assert isinstance(operator, Affine)
+            found[i] = operator.magnitude(*(found[j] for j in graph.nodes[i].inputs))
+        return found[index].flatten(1)
+
+    terms: dict[int, Tensor] = {}
+    for where, size in sizes.items():
+        columns = []
+        for start in range(0, size, UNITS):
+            units = torch.eye(size, dtype=torch.float64)[start : start + UNITS]
+            given = {other: torch.zeros(len(units), *graph.shape_of(other), dtype=torch.float64) for other in sizes}
+            given[where] = units.reshape(len(units), *graph.shape_of(where))
+            columns.append(magnitudes(given))
+        # The constants of the operators are in every column: more than needed, and next to nothing.
+        terms[source[where]] = torch.cat(columns).T[None].contiguous()
+    nothing = {other: torch.zeros(1, *graph.shape_of(other), dtype=torch.float64) for other in sizes}
+    terms[-1] = magnitudes(nothing)
+    return replace(layer, operations=operations, terms=terms)

@@ -2,6 +2,11 @@
 
 A specification ``C . z`` of a layer is pushed back source by source; at every stop it is bounded with the intervals
 already known there, and the best of all stops is kept.
+
+With outward rounding the coefficients found are taken as the exact numbers they are. What exact arithmetic would have
+made of the coefficients before differs from them, times the values they stand for, by at most a share of ``|A|`` times
+the absolute values of all terms of the layer; that share (``charges``) is added to the bound at every step. Scalar
+products with intervals lose a share of ``|A|`` times the size of the interval, which widens its radius.
 """
 
 from __future__ import annotations
@@ -11,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..graph.operator import Interval, Lines
+from ..graph.operator import Elementwise, Interval, Lines
+from ..graph.rounding import largest, share, underflow
 from ..propagate.perturbation import Region
-from .layers import Stack
+from .layers import Layer, Stack
 
 # Numbers of one coefficient tensor: small enough to stay in the processor's cache between two operations.
 CHUNK = 1 << 21
@@ -23,11 +29,13 @@ CHUNK = 1 << 21
 class NeuronBounds:
     """For one stack: intervals ``[B, M, n]`` before every activation and of the logits (last).
 
-    ``differences[..., j, k]`` bounds ``z_j - z_k``; both are ``[B, M, K, K]``.
+    ``differences[..., j, k]`` bounds ``z_j - z_k``; both are ``[B, M, K, K]``. ``charges [B, M, n]`` of every layer:
+    how far, per unit of a coefficient, one step back through the layer may be from the real network; 0 to nearest.
     """
 
     intervals: tuple[Interval, ...]
     differences: Interval
+    charges: tuple[Tensor, ...]
 
     @property
     def logits(self) -> Interval:
@@ -39,6 +47,7 @@ class NeuronBounds:
         return NeuronBounds(
             tuple((lower[instances], upper[instances]) for lower, upper in self.intervals),
             (low[instances], high[instances]),
+            tuple(charge[instances] for charge in self.charges),
         )
 
     def member(self, m: int) -> NeuronBounds:
@@ -46,18 +55,20 @@ class NeuronBounds:
         one = slice(m, m + 1)
         low, high = self.differences
         return NeuronBounds(
-            tuple((lower[:, one], upper[:, one]) for lower, upper in self.intervals), (low[:, one], high[:, one])
+            tuple((lower[:, one], upper[:, one]) for lower, upper in self.intervals),
+            (low[:, one], high[:, one]),
+            tuple(charge[:, one] for charge in self.charges),
         )
 
 
-def neuron_bounds(stack: Stack, region: Region) -> NeuronBounds:
+def neuron_bounds(stack: Stack, region: Region, outward: bool = True) -> NeuronBounds:
     """Sound bounds for all inputs of the region, instance by instance in chunks that fit the cache."""
     widest = max(2 * layer.size for layer in stack.layers)
     widest = max(widest, stack.classes * (stack.classes - 1))
     row = len(stack.members) * widest * max(region.lower[0].numel(), *(layer.size for layer in stack.layers))
     step = max(1, CHUNK // row)
     pieces = [
-        _Walks(stack, region.take(torch.arange(start, min(start + step, region.size)))).bounds()
+        _Walks(stack, region.take(torch.arange(start, min(start + step, region.size))), outward).bounds()
         for start in range(0, region.size, step)
     ]
     intervals = tuple(
@@ -65,19 +76,28 @@ def neuron_bounds(stack: Stack, region: Region) -> NeuronBounds:
         for i in range(len(stack.layers))
     )
     differences = (torch.cat([p.differences[0] for p in pieces]), torch.cat([p.differences[1] for p in pieces]))
-    return NeuronBounds(intervals, differences)
+    charges = tuple(torch.cat([p.charges[i] for p in pieces]) for i in range(len(stack.layers)))
+    return NeuronBounds(intervals, differences, charges)
+
+
+def successive(stack: Stack, inputs: int) -> int:
+    """How many operations follow upon each other, at most, between two numbers that are taken as exact."""
+    widest = max(inputs, len(stack.members) * max(layer.size for layer in stack.layers))
+    return 2 * widest + 16 * len(stack.layers)
 
 
 class _Walks:
     """The walks of one chunk of instances."""
 
-    def __init__(self, stack: Stack, region: Region) -> None:
+    def __init__(self, stack: Stack, region: Region, outward: bool) -> None:
         self.stack = stack
         self.region = region
+        self.outward = outward
         self.box = region.centre is None
         lower, upper = region.lower.flatten(1), region.upper.flatten(1)
+        self.cost = share(successive(stack, lower.shape[1]), lower.dtype) if outward else 0.0
         # In a box the input is middle + radius * s with every |s_i| <= 1: then a bound is one l_1 norm.
-        middle, radius = lower + (upper - lower) / 2, (upper - lower) / 2
+        middle, radius = self._ball((lower, upper))
         self.bias, self.input_weights = [], {}
         for i, layer in enumerate(stack.layers):
             bias = layer.bias
@@ -89,20 +109,54 @@ class _Walks:
                 self.input_weights[i] = W
             self.bias.append(bias.expand(region.size, *layer.bias.shape))
         self.known: list[Interval] = []  # before every activation
-        self.after: list[Interval] = []
+        self.sizes: list[Tensor] = [largest(lower, upper)]  # of the sources
+        self.charges: list[Tensor] = []
+        self.before: list[tuple[Tensor, Tensor]] = []  # middles; radii and charges of the layer, side by side
+        self.after: list[tuple[Tensor, Tensor]] = []  # the same behind the activation, with charges of the lines
         self.lines: list[Lines] = []
 
     def bounds(self) -> NeuronBounds:
         for i, layer in enumerate(self.stack.layers):
+            self.charges.append(self._charge(layer))
             units = torch.eye(layer.size, dtype=layer.bias.dtype, device=layer.bias.device)
             best = self.upper(i, torch.cat((units, -units)))
-            lower, upper = -best[..., layer.size :], best[..., : layer.size]
-            lower, upper = _widened(lower, upper, torch.maximum(lower.abs(), upper.abs()))
+            # Rounding to nearest may cross the ends.
+            lower, upper = torch.minimum(-best[..., layer.size :], best[..., : layer.size]), best[..., : layer.size]
+            upper = torch.maximum(upper, -best[..., layer.size :])
             self.known.append((lower, upper))
             if layer.activation is not None:
-                self.after.append(layer.activation.interval((lower, upper)))
-                self.lines.append(layer.activation.lines(lower, upper))
-        return NeuronBounds(tuple(self.known), self.differences())
+                self._pass(layer.activation, (lower, upper), self.charges[i])
+        return NeuronBounds(tuple(self.known), self.differences(), tuple(self.charges))
+
+    def _charge(self, layer: Layer) -> Tensor:
+        """What rounding costs one unit of a coefficient of the layer, folding of its numbers included."""
+        B, (M, n) = self.region.size, layer.bias.shape
+        if not self.outward:
+            return layer.bias.new_zeros(1).expand(B, M, n)
+        cost = self.cost + share(layer.operations, layer.bias.dtype)
+        lost = underflow(layer.bias.dtype) * n * sum(1 + float(size.sum(-1).amax()) for size in self.sizes)
+        return cost * layer.magnitude(self.sizes) + lost
+
+    def _pass(self, activation: Elementwise, interval: Interval, charge: Tensor) -> None:
+        """Know what is needed of an activation: its lines, its range and what they cost."""
+        lines, after = activation.lines(*interval), activation.interval(interval)
+        slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+        offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
+        through = self.cost * (slope * largest(*interval) + offset)
+        for known, ends, extra in ((self.before, interval, charge), (self.after, after, through)):
+            middle, radius = self._ball(ends)
+            known.append((middle, torch.stack((radius, extra), -1)))
+        self.lines.append(lines)
+        self.sizes.append(largest(*after))
+
+    def _ball(self, interval: Interval) -> tuple[Tensor, Tensor]:
+        """Middle and radius of an interval, the radius widened by what scalar products with both may lose."""
+        lower, upper = interval
+        radius = (upper - lower) / 2
+        middle = lower + radius
+        if self.outward:
+            radius = radius + self.cost * largest(lower, upper) + underflow(lower.dtype)
+        return middle, radius
 
     def differences(self) -> Interval:
         """``z_j - z_k`` pushed back as one specification, met with the difference of the intervals."""
@@ -112,9 +166,11 @@ class _Walks:
         pairs = ~torch.eye(K, dtype=torch.bool, device=lower.device)
         best = self.upper(last, (units[:, None] - units[None])[pairs])
         high = upper[..., :, None] - lower[..., None, :]
+        if self.outward:
+            high = torch.nextafter(high, torch.full_like(high, torch.inf))
         high[..., pairs] = torch.minimum(high[..., pairs], best)
-        size = torch.maximum(lower.abs(), upper.abs()).amax(-1)[..., None, None].expand_as(high)
-        low, high = _widened(-high.mT, high, size)
+        low = torch.minimum(-high.mT, high)
+        high = torch.maximum(-high.mT, high)
         low[..., ~pairs], high[..., ~pairs] = 0, 0
         return low, high
 
@@ -122,7 +178,7 @@ class _Walks:
         """Upper bounds ``[B, M, S]`` on ``C @ z`` with ``z`` the affine part of layer ``index``."""
         pending: dict[int, Tensor] = {}
         at_input: Tensor | None = None
-        constant = C.new_zeros(1)
+        constant = _inner(C.abs(), self.charges[index]) if self.outward else C.new_zeros(1)
         best: Tensor | None = None
         layer, A = index, C
         while True:
@@ -133,43 +189,43 @@ class _Walks:
                     at_input = back if at_input is None else at_input + back
                 else:
                     pending[s] = pending[s] + back if s in pending else back
-            value = constant + self._over(pending, at_input)
+            reach = {s: _reach(A, self.after[s - 1]) for s, A in pending.items()}
+            value = constant + self._over(reach, at_input)
             best = value if best is None else torch.minimum(best, value)
             if not pending:
                 return best
             top = max(pending)
             A = pending.pop(top)
+            constant = constant + reach.pop(top)[1]
             layer, lines = top - 1, self.lines[top - 1]
             positive, negative = A.clamp(min=0), A.clamp(max=0)
             constant = constant + _inner(positive, lines.upper_offset) + _inner(negative, lines.lower_offset)
             A = positive * lines.upper_slope[:, :, None] + negative * lines.lower_slope[:, :, None]
-            value = constant + _largest(A, self.known[layer]) + self._over(pending, at_input)
+            most, cost = _reach(A, self.before[layer])
+            value = constant + most + self._over(reach, at_input)
             best = torch.minimum(best, value)
+            constant = constant + cost
 
-    def _over(self, pending: dict[int, Tensor], at_input: Tensor | None) -> Tensor | float:
+    def _over(self, reach: dict[int, tuple[Tensor, Tensor]], at_input: Tensor | None) -> Tensor | float:
         """The largest value of what is pending over the intervals of its sources."""
         total: Tensor | float = 0.0
-        for s, A in pending.items():
-            total = total + _largest(A, self.after[s - 1])
+        for most, _ in reach.values():
+            total = total + most
         if at_input is None:
             return total
         if self.box:
-            return total + torch.linalg.vector_norm(at_input, ord=1, dim=-1)
+            return total + (1 + self.cost) * torch.linalg.vector_norm(at_input, ord=1, dim=-1)
         B, M, S = self.region.size, *self.stack.layers[0].bias.shape[:1], at_input.shape[-2]
         flat = at_input.expand(B, M, S, -1).permute(1, 2, 0, 3).reshape(M * S, B, *self.region.lower.shape[1:])
-        return total - self.region.minimum(-flat).reshape(M, S, B).permute(2, 0, 1)
-
-
-def _widened(lower: Tensor, upper: Tensor, size: Tensor) -> Interval:
-    """The interval opened by the rounding of numbers of this size; where rounding crossed the ends, around both."""
-    slack = 64 * torch.finfo(lower.dtype).eps * size
-    return torch.minimum(lower, upper) - slack, torch.maximum(lower, upper) + slack
+        return total - self.region.minimum(-flat, self.outward).reshape(M, S, B).permute(2, 0, 1)
 
 
 def _inner(A: Tensor, values: Tensor) -> Tensor:
     return (A @ values[..., None])[..., 0]
 
 
-def _largest(A: Tensor, interval: Interval) -> Tensor:
-    lower, upper = interval
-    return _inner(A, lower + (upper - lower) / 2) + _inner(A.abs(), (upper - lower) / 2)
+def _reach(A: Tensor, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The largest value of ``A`` over balls, and what the next step back costs it."""
+    middle, radius_and_charge = known
+    both = A.abs() @ radius_and_charge
+    return _inner(A, middle) + both[..., 0], both[..., 1]

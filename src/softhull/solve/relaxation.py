@@ -8,13 +8,14 @@ where ``p^m`` is the softmax of the logits of network m, every activation lies b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.relu import LeakyRelu, Relu
+from ..graph.rounding import share
 from ..propagate.perturbation import Region
 from .layers import Stack
 from .neurons import NeuronBounds, neuron_bounds
@@ -91,7 +92,8 @@ class StackRelaxation:
         """One network of the stack alone."""
         bounds = self.bounds.member(m)
         lines = tuple(lines.member(m) for lines in self.lines)
-        return StackRelaxation(self.stack.member(m), bounds, lines, SoftmaxBoxes(bounds, self.softmax.chosen))
+        boxes = SoftmaxBoxes(bounds, self.softmax.chosen, self.softmax.outward)
+        return StackRelaxation(self.stack.member(m), bounds, lines, boxes)
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Relaxation:
     region: Region
     stacks: tuple[StackRelaxation, ...]
     softmax: SoftmaxBounds
+    outward: bool = True  # what is certified holds for the real-valued networks, not just up to rounding
 
     @property
     def networks(self) -> int:
@@ -117,32 +120,37 @@ class Relaxation:
     def take(self, instances: Tensor) -> Relaxation:
         """The relaxation of some instances, in the order given (repetitions allowed)."""
         stacks = tuple(part.take(instances) for part in self.stacks)
-        return Relaxation(self.region.take(instances), stacks, self.softmax)
+        return replace(self, region=self.region.take(instances), stacks=stacks)
 
     def networks_alone(self) -> list[Relaxation]:
         """One relaxation per network, in which it has the input to itself."""
         alone = []
         for part in self.stacks:
             for m in range(len(part.stack.members)):
-                alone.append(Relaxation(self.region, (part.member(m),), self.softmax))
+                alone.append(replace(self, stacks=(part.member(m),)))
         return alone
 
     def probabilities(self) -> Interval:
         """Constant bounds ``[B, K]`` on the mean probabilities of the ensemble."""
         least = torch.cat([part.softmax.least for part in self.stacks], 1).mean(1)
         most = torch.cat([part.softmax.most for part in self.stacks], 1).mean(1)
-        return least, most
+        cost = self.share(self.networks)
+        return least * (1 - cost), (most * (1 + cost)).clamp(max=1)
+
+    def share(self, operations: int) -> float:
+        """What so many operations may cost relative to the sum of the absolute values of their terms."""
+        return share(operations, torch.float64) if self.outward else 0.0
 
 
-def relax(stacks: list[Stack], region: Region, softmax: SoftmaxBounds) -> Relaxation:
+def relax(stacks: list[Stack], region: Region, softmax: SoftmaxBounds, outward: bool = True) -> Relaxation:
     """Bounds of all neurons, then lines and softmax boxes from them."""
     parts = []
     for stack in stacks:
-        bounds = neuron_bounds(stack, region)
+        bounds = neuron_bounds(stack, region, outward)
         lines = tuple(
             activation_lines(layer.activation, interval)
             for layer, interval in zip(stack.layers, bounds.intervals)
             if layer.activation is not None
         )
-        parts.append(StackRelaxation(stack, bounds, lines, SoftmaxBoxes(bounds, softmax)))
-    return Relaxation(region, tuple(parts), softmax)
+        parts.append(StackRelaxation(stack, bounds, lines, SoftmaxBoxes(bounds, softmax, outward)))
+    return Relaxation(region, tuple(parts), softmax, outward)

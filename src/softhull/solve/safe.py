@@ -7,17 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 _UNIT = 2.0**-53
+_TINY = float(np.finfo(np.float64).tiny)  # what a product may lose near zero
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Sparse rows ``lower <= A x <= upper`` in compressed form; infinite sides are allowed."""
+    """Sparse rows ``lower <= A x <= upper`` in compressed form; infinite sides are allowed.
+
+    What is known for certain is ``lower - slack <= A x <= upper + slack``: the slack is too small for a solver to see.
+    """
 
     starts: np.ndarray
     columns: np.ndarray
     values: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
+    slack: np.ndarray
 
     @property
     def count(self) -> int:
@@ -30,6 +35,7 @@ class Rows:
             np.concatenate((self.values, other.values)),
             np.concatenate((self.lower, other.lower)),
             np.concatenate((self.upper, other.upper)),
+            np.concatenate((self.slack, other.slack)),
         )
 
 
@@ -52,11 +58,13 @@ def safe_maximum(cost: np.ndarray, rows: Rows, box_lower: np.ndarray, box_upper:
     size = np.abs(cost) + np.bincount(rows.columns, np.abs(products), minlength=n)
     parts = np.where(reduced > 0, reduced * box_upper, reduced * box_lower)
     row_parts = dual * sides
+    slack = float((np.abs(dual) * rows.slack).sum())
     terms = n + rows.count + int(np.count_nonzero(used))
     # Relative errors of the products, of the sums in `reduced` (at most one term per row) and of the final sum; the
     # factor 2 covers the rounding of this line itself.
-    rounding = 2 * _gamma(terms + 4) * float(np.abs(row_parts).sum() + ((size + np.abs(reduced)) * largest).sum())
-    return float(row_parts.sum() + parts.sum() + rounding)
+    absolute = float(np.abs(row_parts).sum() + slack + ((size + np.abs(reduced)) * largest).sum())
+    lost = _TINY * terms**2 * (1 + float(largest.max(initial=0.0)))
+    return float(row_parts.sum() + parts.sum() + slack + 2 * _gamma(terms + 4) * absolute + lost)
 
 
 def _gamma(n: int) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._arrays import sigmoid
-from ..bounds.log_odds import log_odds_range
-from ..bounds.table import BOUNDS, Side
+from ..bounds.rounding import move_outward
+from ..bounds.table import BOUNDS, Curvature, Side
 from ..boxes import Box, make_box
 from ..errors import InvalidInput
 from .neurons import NeuronBounds
@@ -74,18 +74,23 @@ class SoftmaxBoxes:
     The planes are worked out in NumPy: no gradient goes through them, and many small operations cost half as much.
     """
 
-    def __init__(self, bounds: NeuronBounds, chosen: SoftmaxBounds) -> None:
+    def __init__(self, bounds: NeuronBounds, chosen: SoftmaxBounds, outward: bool = True) -> None:
         self.chosen = chosen
+        self.outward = outward
         self.lower, self.upper = bounds.logits
         low, high = bounds.differences
         self.box = make_box(self.lower.numpy(), self.upper.numpy(), (low.numpy(), high.numpy()))
-        lowest, highest = log_odds_range(self.box)
-        self.least, self.most = torch.from_numpy(sigmoid(lowest)), torch.from_numpy(sigmoid(highest))
+        constant = BOUNDS["const"]
+        sides = (
+            self._tangent(constant.lower, self.box.lower, True),
+            self._tangent(constant.upper, self.box.lower, False),
+        )
+        self.least, self.most = (torch.from_numpy(side.value) for side in sides)
 
     def take(self, instances: Tensor) -> SoftmaxBoxes:
         """The boxes of some instances, in the order given."""
         part = object.__new__(SoftmaxBoxes)
-        part.chosen = self.chosen
+        part.chosen, part.outward = self.chosen, self.outward
         for name in ("lower", "upper", "least", "most"):
             setattr(part, name, getattr(self, name)[instances])
         known, which = self.box.differences, instances.numpy()
@@ -106,22 +111,28 @@ class SoftmaxBoxes:
     def planes(self, at: Tensor) -> tuple[Planes, Planes]:
         """Lower and upper tangent planes at logits ``[B, M, K]``, which are moved into the box first."""
         inside = torch.minimum(torch.maximum(at, self.lower), self.upper).numpy()
-        below = [(BOUNDS[name].lower, self.least.numpy()) for name in self.chosen.lower]
-        above = [(BOUNDS[name].upper, self.most.numpy()) for name in self.chosen.upper]
-        return self._side(below, inside, -1.0), self._side(above, inside, 1.0)
+        below = [BOUNDS[name].lower for name in self.chosen.lower]
+        above = [BOUNDS[name].upper for name in self.chosen.upper]
+        return self._side(below, inside, True), self._side(above, inside, False)
 
-    def _side(self, sides: list[tuple[Side | None, np.ndarray]], at: np.ndarray, outward: float) -> Planes:
+    def _tangent(self, side: Side | None, at: np.ndarray, from_below: bool) -> Any:
+        """Planes of one bound at a point of the shifted box, moved outward."""
+        assert side is not None
+        assert side.tangent is not None
+        found: Any = side.tangent(self.box, at, None)
+        if found.steep is not None:  # their rows are zero; only the constant bound holds with them
+            constant = (self.least if from_below else self.most).numpy()
+            terms = None if found.terms is None else np.where(found.steep, constant, found.terms)
+            found = replace(found, value=np.where(found.steep, constant, found.value), terms=terms)
+        if not self.outward:
+            return found
+        return move_outward(found, self.box, from_below, True, side.curvature is Curvature.CONSTANT)
+
+    def _side(self, sides: list[Side | None], at: np.ndarray, from_below: bool) -> Planes:
         slopes, offsets = [], []
-        for side, constant in sides:
-            assert side is not None
-            assert side.tangent is not None
-            found = side.tangent(self.box, at - self.box.shift, None)
-            rows = found.rows(0, at.shape[-1])
-            value = found.value
-            if found.steep is not None:  # their rows are zero; only the constant bound holds with them
-                value = np.where(found.steep, constant, value)
+        for side in sides:
+            found = self._tangent(side, at - self.box.shift, from_below)
+            rows, offset = replace(found, at=at).dense()
             slopes.append(rows)
-            size = np.abs(value) + (np.abs(rows) @ np.abs(at)[..., None])[..., 0]
-            slack = 4 * at.shape[-1] * np.finfo(at.dtype).eps * size  # of the dot product and of the value itself
-            offsets.append(value - (rows @ at[..., None])[..., 0] + outward * slack)
+            offsets.append(offset)
         return Planes(torch.from_numpy(np.stack(slopes, 2)), torch.from_numpy(np.stack(offsets, 2)))

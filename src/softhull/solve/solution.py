@@ -27,17 +27,18 @@ class Solution:
 
 
 def trivial_bound(relaxation: Relaxation, coefficients: Tensor) -> Tensor:
-    """The bound ``[B]`` from the constant bounds imposed and the simplex: fill the largest coefficients first."""
+    """The bound ``[B]`` from the constant bounds imposed and the simplex.
+
+    ``c.p = t + (c - t).p`` for any t on the simplex; the best t is 0 (which keeps the digits of tiny probabilities) or
+    one of the coefficients.
+    """
     least, most = relaxation.probabilities()
     low, high = relaxation.softmax.constant_sides(coefficients)
     least, most = torch.where(low, least, 0.0), torch.where(high, most, 1.0)
-    box = torch.where(coefficients > 0, coefficients * most, coefficients * least).sum(1)
-    order = coefficients.argsort(1, descending=True)
-    room = (most - least).gather(1, order)
-    before = room.cumsum(1) - room
-    left = (1 - least.sum(1, keepdim=True)).clamp(min=0)
-    taken = torch.minimum((left - before).clamp(min=0), room)
-    filled = (coefficients * least).sum(1) + (coefficients.gather(1, order) * taken).sum(1)
-    # What is left is a difference of numbers near 1: its rounding is charged, which the box alone does not need.
-    slack = 8 * coefficients.shape[1] * torch.finfo(coefficients.dtype).eps * coefficients.abs().sum(1)
-    return torch.minimum(box, filled + slack)
+    candidates = torch.cat((torch.zeros_like(coefficients[:, :1]), coefficients), 1)
+    left = coefficients[:, None] - candidates[:, :, None]
+    terms = torch.where(left > 0, left * most[:, None], left * least[:, None])
+    # A difference that was rounded multiplies a probability; 0 leaves the coefficients as they are.
+    rounded = (candidates != 0)[:, :, None] * left.abs() * most[:, None]
+    cost = relaxation.share(coefficients.shape[1] + 4)
+    return (candidates + terms.sum(2) + cost * (candidates.abs() + (terms.abs() + rounded).sum(2))).amin(1)

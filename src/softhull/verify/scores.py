@@ -2,7 +2,8 @@
 
 A score says how bad a distribution ``p`` is for a label. For certification it is written as a *badness*, large when
 bad, that is at most the largest of a few affine or concave pieces in ``p``, with a way back from badness to score.
-To add one, subclass ``Score``, give the pieces, and pass an instance as ``score=``.
+To add one, subclass ``Score``, give the pieces, and pass an instance as ``score=``. Pieces and the way back are rounded
+outward here: their coefficients and offsets are taken as the exact numbers they are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
+from ..graph.rounding import share
+
+# Units in the last place that a logarithm may be off.
+LOGARITHM = 4
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ class ConcavePiece:
         value = self.function(at)
         (slope,) = torch.autograd.grad(value.sum(), at)
         value, at = value.detach(), at.detach()
-        return AffinePiece(slope, value - (slope * at).sum(1))
+        # Value and slope are accurate to a few dozen units; a slope that is off moves the tangent by as much at most.
+        size = value.abs() + (slope.abs() * (1 + at)).sum(1)
+        return AffinePiece(slope, value - (slope * at).sum(1) + share(64 + at.shape[1], at.dtype) * size)
 
 
 Piece = AffinePiece | ConcavePiece
@@ -86,7 +93,8 @@ class NegativeLogLikelihood(Score):
         return [AffinePiece(-_unit(label, least), least.new_zeros(len(label)))]
 
     def from_badness(self, badness: Tensor) -> Tensor:
-        return -(-badness).clamp(min=0).log()
+        found = -(-badness).clamp(min=0).log()
+        return found + LOGARITHM * torch.finfo(found.dtype).eps * found.abs()
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,10 @@ class Brier(Score):
         return ((p - _unit(label, p)) ** 2).sum(1)
 
     def pieces(self, label: Tensor, least: Tensor, most: Tensor) -> list[Piece]:
-        return [AffinePiece(least + most - 2 * _unit(label, least), 1 - (least * most).sum(1))]
+        coefficients = least + most - 2 * _unit(label, least)
+        # The rounding of the coefficients multiplies probabilities, that of the offset counts as it is.
+        lost = share(least.shape[1], least.dtype) * (3 + (most * (2 + most)).sum(1))
+        return [AffinePiece(coefficients, 1 - (least * most).sum(1) + lost)]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..attack.score import ScoreAttack
+from ..bounds.rounding import check_rounding
 from ..errors import InvalidInput, ModelError
 from ..formats.network import Network
 from ..graph.graph import Graph
@@ -59,6 +60,7 @@ class UncertaintyResult:
     certificates: tuple[dict[str, Any], ...] = field(repr=False)  # one per batch, pieces inside
     cpu_seconds: float
     seconds: float
+    rounding: str = "outward"  # bounds hold for the real-valued networks; "nearest": up to rounding
 
     def __getitem__(self, position: int) -> ScoreRecord:
         return self.records[position]
@@ -77,7 +79,8 @@ class UncertaintyResult:
 
     def to_dict(self) -> dict[str, Any]:
         instances = [record.to_dict() for record in self.records]
-        return {"score": self.score.name, "summary": self.summary(), "instances": instances}
+        about = {"score": self.score.name, "rounding": self.rounding}
+        return about | {"summary": self.summary(), "instances": instances}
 
     def __str__(self) -> str:
         sense = "at most" if self.score.worst_when == "high" else "at least"
@@ -86,6 +89,8 @@ class UncertaintyResult:
             f"{self.score.name} of {len(self)} instances: certified {sense} {bound:.4f} on average, "
             f"attack {attack:.4f}, clean {clean:.4f}"
         )
+        if self.rounding != "outward":
+            line += "; rounded to nearest, so not proved for the real-valued networks"
         stopped = sum(bool(record.message) for record in self.records)
         if stopped:
             line += f"; {stopped} not solved to the end (raise the time limit or try another method)"
@@ -108,13 +113,16 @@ def verify_uncertainty(
     attack: ScoreAttack | None = None,
     timeout: float | None = None,
     seed: int = 0,
+    rounding: str = "outward",
 ) -> UncertaintyResult:
     """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
 
     ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"dual"``, ``"lp"``, ``"conic"`` or one of their settings objects;
     ``bound``: the softmax bounds, ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its
-    own input. After ``timeout`` seconds the best so far is returned.
+    own input. After ``timeout`` seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding
+    error to the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does not.
     """
+    check_rounding(rounding)
     if timeout is not None and not timeout >= 0:
         raise InvalidInput(f"timeout must be a number of seconds of at least 0, got {timeout}")
     began, cpu = time.monotonic(), time.process_time()
@@ -126,12 +134,13 @@ def verify_uncertainty(
     certificates = []
     for start in range(0, len(x), BATCH):
         part = slice(start, start + BATCH)
-        question = _Question(stacks, perturbation.around(x[part]), x[part], y[part], score, separate)
+        around = perturbation.around(x[part])
+        question = _Question(stacks, around, x[part], y[part], score, separate, rounding == "outward")
         answer = question.answer(solver, chosen, attack or ScoreAttack(seed=seed), deadline)
         records += answer.records(start, y[part])
         certificates.append(answer.certificate)
     cost = time.process_time() - cpu, time.monotonic() - began
-    return UncertaintyResult(score, tuple(records), tuple(certificates), *cost)
+    return UncertaintyResult(score, tuple(records), tuple(certificates), *cost, rounding)
 
 
 def find_method(method: str | Any) -> Any:
@@ -221,9 +230,10 @@ class _Question:
     y: Tensor
     score: Score
     separate: bool
+    outward: bool
 
     def answer(self, method: Any, chosen: SoftmaxBounds, attack: ScoreAttack, deadline: float | None) -> _Answer:
-        relaxation = relax(self.stacks, self.region, chosen)
+        relaxation = relax(self.stacks, self.region, chosen, self.outward)
         _, worst = attack.run(lambda x: self.score.badness(self._p(x), self.y), self.region, [self.x], deadline)
         at = self._p(worst)
         pieces = self.score.pieces(self.y, *relaxation.probabilities())
@@ -236,13 +246,13 @@ class _Question:
             point = at
             for _ in range(piece.rounds):
                 plane = piece.tangent(point)
-                trivial = trivial_bound(relaxation, plane.coefficients) + plane.offset
+                trivial = self._sum(trivial_bound(relaxation, plane.coefficients), plane.offset)
                 best = torch.minimum(best, trivial)
                 open_ = torch.nonzero(~(trivial < floor))[:, 0]
                 if not len(open_):
                     break
                 solution = self._solve(relaxation.take(open_), plane.coefficients[open_], method, deadline)
-                best[open_] = torch.minimum(best[open_], solution.bound + plane.offset[open_])
+                best[open_] = torch.minimum(best[open_], self._sum(solution.bound, plane.offset[open_]))
                 point = point.index_copy(0, open_, solution.probabilities)
                 notes |= {int(open_[k]): note for k, note in solution.notes.items()}
                 proof = {"coefficients": plane.coefficients[open_], "offset": plane.offset[open_], "instances": open_}
@@ -252,6 +262,10 @@ class _Question:
         attacked, clean = self.score.value(at, self.y), self.score.value(self._p(self.x), self.y)
         return _Answer(bound, attacked, clean, worst, {"pieces": certificates}, notes)
 
+    def _sum(self, bound: Tensor, offset: Tensor) -> Tensor:
+        total = bound + offset
+        return torch.nextafter(total, torch.full_like(total, torch.inf)) if self.outward else total
+
     def _p(self, x: Tensor) -> Tensor:
         return ensemble_probabilities(self.stacks, x)
 
@@ -259,8 +273,9 @@ class _Question:
         if not self.separate:
             return method.solve(relaxation, coefficients, deadline)
         alone = [method.solve(part, coefficients, deadline) for part in relaxation.networks_alone()]
+        bounds = torch.stack([solution.bound for solution in alone])
         return Solution(
-            torch.stack([solution.bound for solution in alone]).mean(0),
+            bounds.mean(0) + relaxation.share(len(alone)) * bounds.abs().mean(0),
             torch.stack([solution.probabilities for solution in alone]).mean(0),
             alone[0].x,
             {"networks": [solution.certificate for solution in alone]},
