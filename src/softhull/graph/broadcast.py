@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from .operator import Shape
@@ -11,8 +11,8 @@ from .operator import Shape
 def broadcast(*shapes: Shape) -> Shape:
     """The common shape of one instance; raises ValueError where there is none."""
     try:
-        return tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
+        return np.broadcast_shapes(*shapes)  # torch's own loads sympy, a second at every start
+    except ValueError:
         raise ValueError(f"shapes {' and '.join(map(str, shapes))} do not fit each other") from None
 
 

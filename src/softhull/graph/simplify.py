@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .broadcast import broadcast
 from .builder import GraphBuilder
 from .graph import Graph, Node
 from .operator import Operator, Shape
@@ -253,7 +254,7 @@ def _unexpanded_product(view: View, node: Node) -> list[Step] | None:
             inputs = list(node.inputs)
             inputs[side] = inner.inputs[0]
             shapes = [view.graph.shape_of(i) for i in inputs]
-            if tuple(torch.broadcast_shapes(*shapes)) == node.shape:
+            if broadcast(*shapes) == node.shape:
                 return [Step(Product(*shapes), tuple(inputs))]
     return None
 

@@ -108,8 +108,9 @@ class Region:
         dual = {1: math.inf, 2: 2}[int(self.norm)]
         centre = self.centre.to(middle.dtype).flatten(1)
         cost = share(flat.shape[-1], middle.dtype) if outward else 0.0
-        ball = inner(flat, centre) - (1 + cost) * self.eps * flat.norm(p=dual, dim=-1)
-        if outward:  # the centre may have been rounded to a shorter format, too
+        eps = torch.as_tensor(self.eps, dtype=middle.dtype, device=middle.device)
+        ball = inner(flat, centre) - (1 + cost) * eps * flat.norm(p=dual, dim=-1)
+        if outward:  # the centre and the radius may have been rounded to a shorter format, too
             ball = ball - cost * inner(flat.abs(), centre.abs())
         return torch.maximum(best, ball)
 

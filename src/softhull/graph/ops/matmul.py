@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..broadcast import align, sum_to_shape
+from ..broadcast import align, broadcast, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 from ..products import product_interval
 from ..rounding import largest, share, underflow
@@ -37,8 +37,8 @@ class MatMul(Bilinear):
             (align(lower, rank, 1), align(upper, rank, 1)) for lower, upper in inputs
         )
         inner = x_lower.shape[-1]
-        batch = torch.broadcast_shapes(x_lower.shape[:-2], y_lower.shape[:-2])
-        outputs = batch.numel() * x_lower.shape[-2] * y_lower.shape[-1]
+        batch = broadcast(x_lower.shape[:-2], y_lower.shape[:-2])
+        outputs = math.prod(batch) * x_lower.shape[-2] * y_lower.shape[-1]
         step = max(1, min(inner, _BLOCK // max(1, outputs)))
         lower = upper = x_lower.new_zeros((*batch, x_lower.shape[-2], y_lower.shape[-1]))
         for start in range(0, inner, step):
