@@ -13,7 +13,7 @@ from .options import console, parse_indices, with_progress, write_json
 
 if TYPE_CHECKING:
     from ..formats.network import Network
-    from ..propagate.methods import Linear, Paper
+    from ..propagate.methods import Method
 
 BATCH = 100  # instances between two ticks of the progress bar
 
@@ -23,7 +23,9 @@ BATCH = 100  # instances between two ticks of the progress bar
 @click.option("--data", type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10 binary.")
 @click.option("--eps", type=float, help="Radius of the perturbation.")
 @click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all.")
-@click.option("--method", type=click.Choice(["linear", "paper"]), default="linear", show_default=True)
+@click.option(
+    "--method", type=click.Choice(["auto", "linear", "second-order", "paper"]), default="auto", show_default=True
+)
 @click.option("--bound", help="Softmax bound by name, for example hull, lse* or lse*/lse; default: the method's own.")
 @click.option(
     "--rounding",
@@ -199,7 +201,7 @@ def _runner_up(network: Network, x: Any) -> list[int]:
 
 
 def _property(
-    network: Network, path: str, method: Linear | Paper, timeout: float | None, seed: int, out: str | None
+    network: Network, path: str, method: Method, timeout: float | None, seed: int, out: str | None
 ) -> None:
     from ..formats.vnnlib import load_vnnlib
     from ..verify.robustness import verify_specification

@@ -73,8 +73,12 @@ class Forms:
     def basis(self) -> Basis:
         return self.bases[-1]
 
+    def known(self) -> list[int]:
+        """The nodes (-1 is the input) whose forms are at hand: those since the last change of basis."""
+        return list(self._forms)
+
     def interval(self, index: int) -> Interval:
-        """The range of a form."""
+        """The range of the form of a node at hand."""
         form = self._forms[index]
         radius = self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape)
         return form.centre - radius, form.centre + radius
@@ -117,7 +121,8 @@ class Forms:
         B = max(slope.shape[0] for slope in slopes)
         flat = [slope.expand(B, *slope.shape[1:]).flatten(0, 1) for slope in slopes]
         at_zero = operator.value(*(torch.zeros_like(part[:1]) for part in flat))
-        slope = operator.value(*flat) - at_zero
+        # Entries masked by a constant of -inf do not move.
+        slope = torch.where(at_zero.isfinite(), operator.value(*flat) - at_zero, 0.0)
         return AffineForm(operator.value(*(form.centre for form in inputs)), slope.unflatten(0, (B, r)))
 
     def _with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor) -> AffineForm:

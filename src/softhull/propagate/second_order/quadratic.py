@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidInput
+from ...graph.broadcast import broadcast
 from .dual import Problem, Solved, cost, maximise
 
 
@@ -44,7 +45,7 @@ def quadratic_lower_bound(l: Any, B: Any, ball: Any = None, *, steps: int = 12) 
         ball = torch.as_tensor(ball, dtype=torch.bool)
         if ball.shape != (n,):
             raise InvalidInput(f"ball must be a mask of {n} entries, got shape {tuple(ball.shape)}")
-    leading = torch.broadcast_shapes(linear.shape[:-1], B.shape[:-2])
+    leading = broadcast(linear.shape[:-1], B.shape[:-2])
     count = math.prod(leading)
     problem = DenseQuadratic(
         linear.expand(*leading, n).reshape(count, n), B.expand(*leading, n, n).reshape(count, n, n), ball
