@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..graph.broadcast import broadcast
 from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
 from ..graph.rounding import largest
@@ -146,7 +147,7 @@ def _relax_products(
     The last but one dimension counts up to ``rows``; a rank may use fewer of them in one gradient step than in another.
     """
     (lx, ux), (ly, uy) = x, y
-    whole = torch.broadcast_shapes(lx.shape, ly.shape)
+    whole = broadcast(lx.shape, ly.shape)
     *leading, used, inner_size = whole
     low = ly.new_full((*leading, rows, inner_size), bounds.method.mixture)
     if free is not None:
