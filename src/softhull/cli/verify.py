@@ -200,9 +200,7 @@ def _runner_up(network: Network, x: Any) -> list[int]:
     return [int(logits.argsort()[-2])] if len(logits) > 1 else []
 
 
-def _property(
-    network: Network, path: str, method: Method, timeout: float | None, seed: int, out: str | None
-) -> None:
+def _property(network: Network, path: str, method: Method, timeout: float | None, seed: int, out: str | None) -> None:
     from ..formats.vnnlib import load_vnnlib
     from ..verify.robustness import verify_specification
 
