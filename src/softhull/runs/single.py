@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from .campaign import Work
 from .engine import Limits, conduct
 from .local import Lost
-from .progress import Reporter
+from .progress import find_reporter
 from .questions import find_question
 from .store import Store
 from .tasks import Answer, Model, Task
@@ -83,25 +84,27 @@ class Asked:
         return Work(task, self.dataset, self.indices)
 
 
-def answer_through_store(path: str, asked: Asked, timeout: float | None, reporter: Reporter) -> list[Answer | None]:
+def answer_through_store(path: str, asked: Asked, timeout: float | None) -> list[Answer | None]:
     """One answer per index; None where the time did not suffice. An interrupt leaves what was done in the store."""
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
-        conduct([work], store, InProcess(networks), reporter, Limits(budget=timeout))
+        conduct(
+            [work], store, InProcess(networks), find_reporter(not sys.stderr.isatty(), None), Limits(budget=timeout)
+        )
         keys = work.task.keys(asked.dataset.take(asked.indices), asked.dataset.y[asked.indices])
         found = store.answers(keys)
     return [found.get(key) for key in keys]
 
 
-def robustness_through_store(path: str, asked: Asked, timeout: float | None, reporter: Reporter) -> Result:
+def robustness_through_store(path: str, asked: Asked, timeout: float | None) -> Result:
     """The result of ``verify_robustness``; its cost is what the answers cost when they were found."""
     from ..verify.result import Record, Result, Verdict
 
     began = time.monotonic()
     records = []
     cpu = 0.0
-    for index, answer in zip(asked.indices, answer_through_store(path, asked, timeout, reporter)):
+    for index, answer in zip(asked.indices, answer_through_store(path, asked, timeout)):
         answer = answer or Answer("unknown", message="the time limit passed; raise it")
         cpu += answer.cpu_seconds
         label = int(asked.dataset.y[index])
@@ -116,10 +119,10 @@ def robustness_through_store(path: str, asked: Asked, timeout: float | None, rep
                 answer.message,
             )
         )
-    return Result(tuple(records), cpu, time.monotonic() - began)
+    return Result(tuple(records), cpu, time.monotonic() - began, rounding=asked.method.rounding)
 
 
-def uncertainty_through_store(path: str, asked: Asked, timeout: float | None, reporter: Reporter) -> UncertaintyResult:
+def uncertainty_through_store(path: str, asked: Asked, timeout: float | None) -> UncertaintyResult:
     """The result of ``verify_uncertainty``, its numbers NaN where an instance failed or the time did not suffice."""
     from ..verify.scores import find_score
     from ..verify.uncertainty import ScoreRecord, UncertaintyResult
@@ -127,11 +130,12 @@ def uncertainty_through_store(path: str, asked: Asked, timeout: float | None, re
     began = time.monotonic()
     records = []
     cpu = 0.0
-    for index, answer in zip(asked.indices, answer_through_store(path, asked, timeout, reporter)):
+    for index, answer in zip(asked.indices, answer_through_store(path, asked, timeout)):
         answer = answer or Answer("unknown", message="the time limit passed; raise it")
         cpu += answer.cpu_seconds
         worst = np.array([]) if answer.worst_input is None else answer.worst_input
         bound, attack, clean = (np.nan if n is None else n for n in (answer.bound, answer.attack, answer.clean))
         label = int(asked.dataset.y[index])
         records.append(ScoreRecord(index, label, bound, attack, clean, worst, answer.message))
-    return UncertaintyResult(find_score(asked.keywords["score"]), tuple(records), (), cpu, time.monotonic() - began)
+    score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
+    return UncertaintyResult(score, tuple(records), (), cpu, time.monotonic() - began, rounding)

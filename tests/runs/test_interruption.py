@@ -1,0 +1,160 @@
+"""Runs that are killed, interrupted, or share a store lose nothing and do nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .campaigns import kill_group, one_line, run, start, write_campaign
+from .stores import answered, assert_complete, assert_equal
+
+LOCAL = ("--executor", "local:1", "--quiet")
+
+
+def kill_at_random(folder: Path, instances: int, kills: int, seed: int, batch: int = 4) -> None:
+    """Kill a campaign again and again, each time after a few more answers, then let it finish; compare."""
+    campaign = write_campaign(folder, instances, batch=batch)
+    total = 6 * instances
+    assert run("run", campaign, "--store", folder / "whole.db", *LOCAL).returncode == 0
+    chance = random.Random(seed)
+    store = folder / "killed.db"
+    lost: Counter[tuple[int, int]] = Counter()
+    begun: Counter[tuple[int, int]] = Counter()
+    for kill in range(kills):
+        events = folder / f"events-{kill}.json"
+        before = answered(store)
+        process = start("run", campaign, "--store", store, *LOCAL, "--json", events)
+        # Some kills come before the first answer, the others spread over what is left.
+        enough = before + chance.randint(0, max(1, 2 * (total - before) // (kills - kill)))
+        deadline = time.monotonic() + 120
+        while process.poll() is None and answered(store) < min(enough, total) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(chance.random() * 0.3)
+        kill_group(process)
+        assert answered(store) >= before
+        open_now = note_events(events, begun)
+        lost.update(open_now)
+    done = run("run", campaign, "--store", store, *LOCAL, "--json", folder / "last.json")
+    assert done.returncode == 0, done.stderr
+    assert not note_events(folder / "last.json", begun)
+    assert_complete(store)
+    assert_equal(store, folder / "whole.db")
+    # Begun more often than once: only what was in flight when a kill came.
+    assert all(times <= 1 + lost[place] for place, times in begun.items())
+
+
+def note_events(path: Path, begun: Counter[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Count what a run began; returns what it had not reported as answered."""
+    in_flight: set[tuple[int, int]] = set()
+    text = path.read_text() if path.exists() else ""
+    for line in text.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        event = json.loads(line)
+        places = {(event["task"], index) for index in event.get("indices", ())} if "task" in event else set()
+        if event["event"] == "started":
+            begun.update(places)
+            in_flight |= places
+        elif event["event"] == "answered":
+            in_flight -= places
+    return in_flight
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    kill_at_random(tmp_path, instances=20, kills=3, seed=int.from_bytes(os.urandom(4), "big"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SOFTHULL_LONG" not in os.environ, reason="takes minutes; set SOFTHULL_LONG=1")
+def test_six_hundred_instances_killed_twenty_times(tmp_path: Path) -> None:
+    kill_at_random(tmp_path, instances=100, kills=20, seed=7, batch=10)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_store_and_do_nothing_twice(tmp_path: Path) -> None:
+    campaign = write_campaign(tmp_path, 20)
+    assert run("run", campaign, "--store", tmp_path / "alone.db", *LOCAL).returncode == 0
+    store = tmp_path / "shared.db"
+    both = [start("run", campaign, "--store", store, *LOCAL, "--json", tmp_path / f"{n}.json") for n in range(2)]
+    for process in both:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    assert_complete(store)
+    assert_equal(store, tmp_path / "alone.db")
+    begun: Counter[tuple[int, int]] = Counter()
+    for n in range(2):
+        note_events(tmp_path / f"{n}.json", begun)
+    assert set(begun.values()) == {1}
+    assert len(begun) == 120
+
+
+def test_ctrl_c_ends_with_the_summary_and_a_second_run_goes_on(tmp_path: Path) -> None:
+    campaign = write_campaign(tmp_path, 40, batch=2)
+    store = tmp_path / "runs.db"
+    process = start("run", campaign, "--store", store, "--executor", "local:1")
+    while process.poll() is None and answered(store) < 6:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "instances answered" in out
+    assert errors.rstrip().endswith("softhull: interrupted")
+    assert "Traceback" not in errors
+    kept = answered(store)
+    assert kept >= 6
+    again = run("run", campaign, "--store", store, *LOCAL, "--json", tmp_path / "again.json")
+    assert again.returncode == 0
+    assert json.loads((tmp_path / "again.json").read_text().splitlines()[0])["done"] == kept
+    assert_complete(store)
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    campaign = write_campaign(tmp_path, 30, batch=3)
+    store = tmp_path / "runs.db"
+    process = start("run", campaign, "--store", store, "--executor", "local:2", "--quiet")
+    while process.poll() is None and answered(store) < 6:
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [n for n in map(int, children) if b"spawn_main" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert_complete(store)
+    assert run("run", campaign, "--store", tmp_path / "whole.db", *LOCAL).returncode == 0
+    assert_equal(store, tmp_path / "whole.db")
+
+
+def test_a_budget_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
+    campaign = write_campaign(tmp_path, 60, batch=5)
+    store = tmp_path / "runs.db"
+    done = run("run", campaign, "--store", store, "--executor", "local:1", "--budget", 0.001)
+    assert done.returncode == 0, done.stderr
+    assert "the budget is used up" in done.stderr
+    assert answered(store) == 0
+    assert run("run", campaign, "--store", store, *LOCAL).returncode == 0
+    assert_complete(store)
+
+
+def test_a_model_that_disappears(tmp_path: Path) -> None:
+    """The run that has read it goes on; the next one says what is missing; the answers stay."""
+    campaign = write_campaign(tmp_path, 30, batch=2)
+    store = tmp_path / "runs.db"
+    process = start("run", campaign, "--store", store, *LOCAL)
+    while process.poll() is None and answered(store) < 2:
+        time.sleep(0.05)
+    (tmp_path / "net-0.onnx").unlink()
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert_complete(store)
+    line = one_line(run("run", campaign, "--store", store, *LOCAL))
+    assert "networks[0].model" in line
+    assert "net-0.onnx" in line
+    assert answered(store) == 180
