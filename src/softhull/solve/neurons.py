@@ -169,8 +169,10 @@ class _Walks:
         if self.outward:
             high = torch.nextafter(high, torch.full_like(high, torch.inf))
         high[..., pairs] = torch.minimum(high[..., pairs], best)
-        low = torch.minimum(-high.mT, high)
-        high = torch.maximum(-high.mT, high)
+        low, high = torch.minimum(-high.mT, high), torch.maximum(-high.mT, high)
+        if not self.outward:  # rounding must not make them contradict each other or the intervals
+            slack = 64 * torch.finfo(high.dtype).eps * largest(lower, upper).amax(-1)[..., None, None]
+            low, high = low - slack, high + slack
         low[..., ~pairs], high[..., ~pairs] = 0, 0
         return low, high
 
