@@ -47,14 +47,14 @@ def run() -> None:
 def _compare(score: str, stacks: list[Stack], x: Tensor, y: Tensor) -> None:
     rule = find_score(score)
 
-    def prepared(count: int) -> tuple[Relaxation, Any]:
+    def prepared(count: int, outward: bool = True) -> tuple[Relaxation, Any]:
         region = Perturbation(EPS, clip=(0.0, 1.0)).around(x[:count])
-        relaxation = relax(stacks, region, parse_bounds("er/lse"))
+        relaxation = relax(stacks, region, parse_bounds("er/lse"), outward)
         (piece,) = rule.pieces(y[:count], *relaxation.probabilities())
         return relaxation, piece
 
-    def ours(method: Any, count: int) -> np.ndarray:
-        relaxation, piece = prepared(count)
+    def ours(method: Any, count: int, outward: bool = True) -> np.ndarray:
+        relaxation, piece = prepared(count, outward)
         bound = method.solve(relaxation, piece.coefficients).bound + piece.offset
         return rule.from_badness(bound).numpy()
 
@@ -72,6 +72,7 @@ def _compare(score: str, stacks: list[Stack], x: Tensor, y: Tensor) -> None:
         "conic": (lambda: ours(Conic(), INSTANCES), INSTANCES),
         "lp": (lambda: ours(CuttingPlanes(), INSTANCES), INSTANCES),
         f"dual (batch of {BATCH})": (lambda: ours(Dual(), BATCH), BATCH),
+        "dual, not outward": (lambda: ours(Dual(), BATCH, outward=False), BATCH),
     }
     optimum = ours(CuttingPlanes(tolerance=1e-8), INSTANCES)
     print(f"{score}, eps {EPS}, er/lse, {INSTANCES} instances")

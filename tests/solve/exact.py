@@ -48,12 +48,13 @@ def _apply(operator: Any, inputs: list[np.ndarray]) -> np.ndarray:
         terms = np.array([v.exp() for v in x.ravel()], dtype=object)
         return (terms / terms.sum()).reshape(x.shape)
     slope = arb(operator.slope) if isinstance(operator, LeakyRelu) else arb(0)
-    function = {
+    functions: dict[type, Any] = {
         Relu: lambda v: v.max(arb(0)),
         LeakyRelu: lambda v: v.max(slope * v),
         Sigmoid: lambda v: 1 / (1 + (-v).exp()),
         Tanh: lambda v: v.tanh(),
-    }[type(operator)]
+    }
+    function = functions[type(operator)]
     return np.array([function(v) for v in x.ravel()], dtype=object).reshape(x.shape)
 
 

@@ -109,10 +109,8 @@ def test_neuron_bounds_hold_in_exact_arithmetic(draw, outward):
 @pytest.mark.parametrize("bound", ["er/lse", "lse*/lse", "lin/lin", "all"])
 def test_any_multipliers_hold_in_exact_arithmetic(draw, bound):
     for _ in range(15):
-        graphs, x = [], None
-        for _ in range(int(draw.integers(1, 4))):
-            graph, _, x = random_case(draw)
-            graphs.append(graph)
+        cases = [random_case(draw) for _ in range(int(draw.integers(1, 4)))]
+        graphs, x = [graph for graph, _, _ in cases], cases[0][2]
         stacks = stack_networks(graphs)
         region = Perturbation(float(draw.choice([0.0, 1e-14, 1e-3]))).around(x[None])
         relaxation = relax(stacks, region, parse_bounds(bound))
@@ -144,10 +142,8 @@ def mean_probabilities(graphs, x):
 @pytest.mark.parametrize("score", SCORES)
 def test_certified_scores_hold_in_exact_arithmetic(draw, score, method):
     for _ in range(5):
-        graphs, x = [], None
-        for _ in range(2):
-            graph, _, x = random_case(draw)
-            graphs.append(graph)
+        cases = [random_case(draw) for _ in range(2)]
+        graphs, x = [graph for graph, _, _ in cases], cases[0][2]
         eps = float(draw.choice([0.0, 1e-14, 1e-3]))
         bound = str(draw.choice(["all", "er/lse"]))
         separate = bool(draw.integers(2))
