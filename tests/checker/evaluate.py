@@ -19,7 +19,7 @@ def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
     for node in networks.nodes:
 
         def of(view: Any) -> np.ndarray:
-            return found[view.node][view.index]  # noqa: B023
+            return found[view.node][view.index]
 
         if isinstance(node, Input):
             found.append(np.asarray(x, dtype=np.float64).ravel())

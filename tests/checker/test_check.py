@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -25,12 +26,14 @@ from .conftest import Case
 DIGITS = bundled("digits.npz")
 
 
-def altered(case: Case, folder: Path, header: dict[str, Any] | None = None, **arrays: np.ndarray) -> Checked:
+def altered(
+    case: Case, folder: Path, header: dict[str, Any] | None = None, arrays: dict[str, np.ndarray] | None = None
+) -> Checked:
     """The verdict on a certificate with parts of its header and some arrays exchanged."""
     changed = replace(
         case.certificate,
         header=case.certificate.header | (header or {}),
-        arrays=case.certificate.arrays | arrays,
+        arrays=case.certificate.arrays | (arrays or {}),
     )
     path = folder / "altered.npz"
     write_certificate(path, changed)
@@ -55,13 +58,14 @@ def test_wrong_model(attention: Case, tmp_path: Path) -> None:
     assert not other.accepted
     assert "is not the model" in other.reason
     assert "2 were named" in check_certificate(attention.path, attention.models * 2).reason
-    content = bytearray(attention.models[0].read_bytes())
-    content[len(content) // 2] ^= 1
+    content = attention.models[0].read_bytes() + b"\x00"  # whatever the reader makes of it, it is another file
     (tmp_path / "changed.onnx").write_bytes(content)
-    try:
-        assert not check_certificate(attention.path, [tmp_path / "changed.onnx"]).accepted
-    except ModelError as problem:
-        assert "changed.onnx" in str(problem)
+    with pytest.raises(ModelError, match=r"changed\.onnx"):
+        check_certificate(attention.path, [tmp_path / "changed.onnx"])
+    model = onnx.load(str(attention.models[0]))
+    model.doc_string = "changed"
+    onnx.save(model, str(tmp_path / "changed.onnx"))
+    assert "is not the model" in check_certificate(attention.path, [tmp_path / "changed.onnx"]).reason
 
 
 def test_wrong_input(attention: Case, tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ def test_first_step_that_fails_is_named(attention: Case, tmp_path: Path) -> None
     steps = attention.certificate.header["steps"]
     number, step = next((i, s) for i, s in enumerate(steps) if s["claim"] == "differences")
     better = attention.certificate.arrays[step["lower"]] + 1e-3
-    found = altered(attention, tmp_path, **{step["lower"]: better})
+    found = altered(attention, tmp_path, arrays={step["lower"]: better})
     assert (found.accepted, found.step) == (False, number)
     assert f"step {number} (differences of" in found.reason
     assert "does not follow" in found.reason
@@ -173,17 +177,17 @@ def test_no_zip(attention: Case, tmp_path: Path) -> None:
 
 
 def test_zip_bombs_stay_small(attention: Case, tmp_path: Path) -> None:
-    """A gigabyte of zeros packs into a megabyte; no more than the limit is ever unpacked."""
+    """Zeros pack a thousandfold; no more than the limit is ever unpacked."""
     path = tmp_path / "bomb.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w", force_zip64=True) as a:
-        for _ in range(64):
-            a.write(bytes(1 << 24))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for i in range(16):
+            archive.writestr(f"{i}.npy", bytes(1 << 24))
     tracemalloc.start()
     with pytest.raises(CertificateError, match="bytes unpacked"):
         check_certificate(path, attention.models)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 1 << 30
+    assert peak < 500 << 20
 
 
 def test_too_many_rows(attention: Case, tmp_path: Path) -> None:
@@ -192,7 +196,7 @@ def test_too_many_rows(attention: Case, tmp_path: Path) -> None:
     found = altered(
         attention,
         tmp_path,
-        **{
+        arrays={
             step["entries"]: np.zeros(many, dtype=np.int64),
             step["lower"]: np.full(many, -1e6),
             step["upper"]: np.full(many, 1e6),

@@ -41,8 +41,7 @@ def test_mutations(kind: str, request: pytest.FixtureRequest, tmp_path: Path) ->
             write_certificate(path, mutated(case.certificate, rng))
         try:
             found = check_certificate(path, case.models)
-        except SofthullError as problem:
-            assert str(problem), seed
+        except SofthullError:
             outcomes["unreadable"] += 1
             continue
         outcomes["accepted" if found.accepted else "rejected"] += 1

@@ -98,8 +98,17 @@ def _whole(found: tuple[float, float, float, float]) -> tuple[int, float, float,
 
 @pytest.mark.parametrize(
     "wrong",
-    [(-2, 0.0, 0.1, 1.0), (3, 1.0, 0.1, 1.0), (0, 1.5, 0.1, 1.0), (0, -0.1, 0.1, 1.0), (0, 1.0, 0.3, 1.0)]
-    + [(0, 1.0, 0.1, 0.0), (-1, 0.5, 0.1, 1.0), (0, float("nan"), 0.1, 1.0), (0, 1.0, 0.1, float("nan"))],
+    [
+        (-2, 0.0, 0.1, 1.0),
+        (3, 1.0, 0.1, 1.0),
+        (0, 1.5, 0.1, 1.0),
+        (0, -0.1, 0.1, 1.0),
+        (0, 1.0, 0.3, 1.0),
+        (0, 1.0, 0.1, 0.0),
+        (-1, 0.5, 0.1, 1.0),
+        (0, float("nan"), 0.1, 1.0),
+        (0, 1.0, 0.1, float("nan")),
+    ],
 )
 @exactly
 def test_parameters_out_of_range(wrong: tuple[int, float, float, float]) -> None:

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..errors import InvalidInput
 FORMAT, VERSION = "softhull certificate", 1
 HEADER = "header.json"
 LARGEST_HEADER = 1 << 24  # bytes
-LARGEST_MEMBERS = 1 << 28  # bytes of all members together, unpacked
+LARGEST_MEMBERS = 1 << 27  # bytes of all members together, unpacked
 MOST_MEMBERS = 1 << 15
 SUFFIX = ".npy"
 
@@ -77,7 +78,7 @@ def read_array(name: str, content: bytes) -> np.ndarray[Any, Any]:
         if math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
             raise CertificateError(f"array {name}: its size is not the one of its contents")
         flat = np.frombuffer(content, dtype, offset=stream.tell())
-    except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, MemoryError) as problem:
+    except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, TokenError) as problem:
         if isinstance(problem, CertificateError):
             raise
         raise CertificateError(f"array {name}: not in NumPy's format") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
     with archive.open(name) as stream:
         try:
             shape, fortran, dtype = _npy_header(stream)
-        except (ValueError, SyntaxError, struct.error, UnicodeDecodeError):
+        except (ValueError, SyntaxError, struct.error, UnicodeDecodeError, tokenize.TokenError):
             raise DatasetError(f"{place}: damaged") from None
         if dtype.hasobject or dtype.kind not in "fiub":
             raise DatasetError(f"{place}: holds {dtype}; only numbers are read")

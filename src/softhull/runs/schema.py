@@ -127,6 +127,8 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as problem:
         raise StoreError(f"{path}: {_reason(problem)}") from None
+    except UnicodeDecodeError:
+        raise StoreError(f"{path}: damaged (text that is not UTF-8); restore a copy") from None
 
 
 def _reason(problem: sqlite3.Error) -> str:

@@ -1,0 +1,155 @@
+"""Certificates are accepted, what they claim is true, and what is false gets none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from onnx import helper
+
+from softhull.certificates.write import NoProof, class_certificate, score_certificate
+from softhull.checker.certificate import write_certificate
+from softhull.checker.check import check_certificate
+from softhull.checker.network import Networks
+from softhull.cli.app import app
+from softhull.data import bundled
+from softhull.errors import ModelError
+from softhull.formats.onnx import load_onnx
+from softhull.propagate.perturbation import Perturbation
+
+from ..checker.evaluate import random_attention, save, values
+
+DIGITS = bundled("digits.npz")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "perturbation",
+    [Perturbation(0.05), Perturbation(0.1, norm=2), Perturbation(0.2, norm=1), Perturbation(0.05, clip=(-0.5, 0.5))],
+)
+def test_random_attention_networks(seed: int, perturbation: Perturbation, tmp_path: Path) -> None:
+    """Every margin that an accepted certificate claims holds at random inputs of its region."""
+    rng = np.random.default_rng(seed)
+    model = random_attention(tmp_path / "m.onnx", rng)
+    x = rng.uniform(-0.5, 0.5, 6)
+    networks = Networks([model])
+    view = networks.logits[0]
+
+    def logits(at: np.ndarray) -> np.ndarray:
+        return values(networks, at)[view.node][view.index.ravel()]
+
+    label = int(logits(x).argmax())
+    try:
+        found = class_certificate(model, x, label, perturbation)
+    except NoProof as problem:
+        pytest.skip(str(problem))
+    write_certificate(tmp_path / "c.npz", found)
+    verdict = check_certificate(tmp_path / "c.npz", [model])
+    assert verdict.accepted, verdict.reason
+    for _ in range(100):
+        step = rng.standard_normal(6)
+        step *= perturbation.eps / np.linalg.norm(step, perturbation.norm)
+        at = x + step if perturbation.clip is None else np.clip(x + step, *perturbation.clip)
+        assert logits(at).argmax() == label
+
+
+@pytest.mark.parametrize("score", ["nll", "brier", "error", "confidence", "margin", "entropy"])
+def test_scores(score: str, tmp_path: Path) -> None:
+    models = [bundled(f"digits-mlp-{i}.onnx") for i in range(2)]
+    with np.load(DIGITS) as data:
+        x, label = data["x"][2] / 255, int(data["y"][2])
+    found = score_certificate(models, [load_onnx(m) for m in models], x, label, Perturbation(0.02), score)
+    write_certificate(tmp_path / "c.npz", found)
+    verdict = check_certificate(tmp_path / "c.npz", models)
+    assert verdict.accepted, verdict.reason
+    assert f"the {score} for class {label}" in verdict.reason
+
+
+def test_single_logit_and_leaky_activation(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("LeakyRelu", ["h"], ["r"], alpha=0.25),
+        helper.make_node("Gemm", ["r", "v", "b"], ["y"]),
+    ]
+    w = np.array([[1, -1], [0.5, 2]], np.float32)
+    constants = {"w": w, "v": np.array([[1], [-1]], np.float32), "b": np.array([0.25], np.float32)}
+    model = save(tmp_path / "m.onnx", nodes, constants, [1, 2])
+    for x, label in ((np.array([1.0, 0.0]), 1), (np.array([-1.0, 0.5]), 0)):
+        write_certificate(tmp_path / "c.npz", class_certificate(model, x, label, Perturbation(0.1)))
+        assert check_certificate(tmp_path / "c.npz", [model]).reason.startswith(f"class {label} is kept")
+    with pytest.raises(NoProof, match="prove a margin of"):
+        class_certificate(model, np.array([1.0, 0.0]), 0, Perturbation(0.1))
+
+
+def test_false_claims_get_no_certificate() -> None:
+    with np.load(DIGITS) as data:
+        x, label = data["x"][0] / 255, int(data["y"][0])
+    with pytest.raises(NoProof):
+        class_certificate(bundled("digits-attention.onnx"), x, (label + 1) % 10, Perturbation(0.01))
+
+
+def test_operators_that_are_not_covered(tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", [helper.make_node("Tanh", ["x"], ["y"])], {}, [1, 2])
+    with pytest.raises(ModelError, match=r"Tanh\): not covered"):
+        class_certificate(model, np.zeros(2), 0, Perturbation(0.1))
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("extra", [(), ("--property", "runner-up"), ("--property", "targets", "--target", "1")])
+def test_verify_writes_certificates(extra: tuple[str, ...], tmp_path: Path) -> None:
+    model = bundled("digits-attention.onnx")
+    where = ("--data", DIGITS, "--eps", 0.02, "--clip", 0, 1, "--indices", "0:2")
+    found = run("verify", model, *where, *extra, "--certificates", tmp_path / "c", "--json", "-")
+    assert found.exit_code == 0, found.output
+    named = [r.get("certificate") for r in json.loads(found.output)["instances"] if r["verdict"] == "certified"]
+    assert named
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == sorted(named)
+    for name in named:
+        assert run("check", tmp_path / "c" / name, "--model", model, "--data", DIGITS).exit_code == 0
+
+
+def test_uncertainty_writes_certificates(tmp_path: Path) -> None:
+    models = [bundled(f"digits-mlp-{i}.onnx") for i in range(2)]
+    where = ("--data", DIGITS, "--eps", 0.02, "--clip", 0, 1, "--indices", "3")
+    found = run("uncertainty", *models, *where, "--certificates", tmp_path / "c")
+    assert found.exit_code == 0, found.output
+    assert "1 certificates in" in found.output
+    named = [part for model in models for part in ("--model", model)]
+    assert run("check", tmp_path / "c" / "certificate-00003.npz", *named, "--data", DIGITS).exit_code == 0
+
+
+def test_missing_certificates_are_named(tmp_path: Path) -> None:
+    """What is certified but not covered by the checker is said so, in the output and in the records."""
+    nodes = [helper.make_node("Tanh", ["x"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])]
+    model = save(tmp_path / "m.onnx", nodes, {"w": np.array([[1, -1], [0, 0]], np.float32)}, [1, 2])
+    np.savez(tmp_path / "d.npz", x=np.array([[1.0, 0.0]]), y=np.array([0]))
+    where = ("--data", tmp_path / "d.npz", "--eps", 0.1, "--certificates", tmp_path / "c")
+    found = run("verify", model, *where, "--json", tmp_path / "o.json")
+    assert found.exit_code == 0, found.output
+    assert "no certificate for 0: " in found.output
+    (record,) = json.loads((tmp_path / "o.json").read_text())["instances"]
+    assert record["verdict"] == "certified"
+    assert record["certificate"] is None
+    assert "Tanh" in record["no_certificate"]
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = run(
+        "verify",
+        bundled("digits-attention.onnx"),
+        "--data",
+        DIGITS,
+        "--eps",
+        0.02,
+        "--certificates",
+        tmp_path / "file" / "c",
+    )
+    assert found.exit_code == 2
