@@ -133,11 +133,21 @@ def test_plot_writes_the_formats_it_names(tmp_path: Path) -> None:
         assert out.read_bytes().startswith(magic)
 
 
-def test_demo_prints_the_table_and_writes_the_figure(tmp_path: Path) -> None:
-    result = run("demo", "--out", str(tmp_path))
-    assert result.exit_code == 0
+def test_demo_ends_with_a_report(tmp_path: Path) -> None:
+    result = run("demo", "--out", str(tmp_path), "--images", "2")
+    assert result.exit_code == 0, result.output
     assert "hull" in result.stdout
+    assert "24 of 24 instances answered" in result.stdout
     assert (tmp_path / "figure1.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report.html").read_text()
+    assert "digits" in page
+    assert '"worst":{"' in page
+
+
+def test_demo_files_alone(tmp_path: Path) -> None:
+    result = run("demo", "--out", str(tmp_path / "digits"), "--only-files")
+    assert result.exit_code == 0
+    assert {path.suffix for path in (tmp_path / "digits").iterdir()} == {".onnx", ".npz", ".toml"}
 
 
 def test_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

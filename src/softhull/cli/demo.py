@@ -10,6 +10,7 @@ import click
 from .options import console
 
 LOWER, UPPER = (-1.0, 0.0, 2.0), (0.0, 1.0, 3.0)
+IMAGES = 100
 
 
 @click.command("demo", short_help="Bounds, a figure, and two networks certified with a report at the end.")
@@ -20,8 +21,11 @@ LOWER, UPPER = (-1.0, 0.0, 2.0), (0.0, 1.0, 3.0)
     show_default=True,
     help="Folder for what the demonstration writes.",
 )
+@click.option(
+    "--images", type=click.IntRange(1, IMAGES), default=IMAGES, show_default=True, help="Certify the first so many."
+)
 @click.option("--only-files", is_flag=True, help="Write the networks, the images and the campaign to try, and stop.")
-def command(out: Path, only_files: bool) -> None:
+def command(out: Path, images: int, only_files: bool) -> None:
     """Every bound for a sample box, the first figure, then a campaign over the networks that come with softhull.
 
     An attention network and an ensemble of five are certified for 100 images at three radii; the answers stay in
@@ -30,6 +34,7 @@ def command(out: Path, only_files: bool) -> None:
     \b
     Examples
       softhull demo --out out/demo
+      softhull demo --images 10
       softhull demo --only-files --out digits
     """
     from ..data import BUNDLED, bundled
@@ -37,6 +42,8 @@ def command(out: Path, only_files: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in BUNDLED:
         copyfile(bundled(name), out / name)
+    campaign = out / "digits.toml"
+    campaign.write_text(campaign.read_text().replace(f'indices = "0:{IMAGES}"', f'indices = "0:{images}"'))
     click.echo(f"networks, images and campaign are in {out}")
     if only_files:
         return
@@ -55,7 +62,7 @@ def command(out: Path, only_files: bool) -> None:
 
     context = click.get_current_context()
     store = out / "runs.db"
-    click.echo(f"\nsofthull run {out / 'digits.toml'} --store {store}")
-    context.invoke(run, campaign=str(out / "digits.toml"), store=str(store))
+    click.echo(f"\nsofthull run {campaign} --store {store}")
+    context.invoke(run, campaign=str(campaign), store=str(store))
     click.echo(f"\nsofthull report {store} -o {out / 'report.html'}")
     context.invoke(report, store=store, out=out / "report.html")
