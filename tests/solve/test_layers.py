@@ -78,3 +78,30 @@ def _ending_in_sigmoid(generator: torch.Generator) -> Graph:
     graph = random_graph(generator, softmax=False)
     last = Node(Sigmoid(), (len(graph.nodes) - 1,), graph.output_shape, "sigmoid")
     return Graph(graph.input_shape, (*graph.nodes, last))
+
+
+def test_affine_maps_in_a_row_keep_the_sizes_of_their_terms():
+    """A convolution straight into a dense map: the absolute values are those of convolving absolute values."""
+    generator = torch.Generator().manual_seed(2)
+    kernel = torch.randn(2, 1, 3, 3, generator=generator, dtype=torch.float64)
+    matrix = torch.randn(18, 3, generator=generator, dtype=torch.float64)
+
+    def network(kernel, matrix):
+        conv = Conv(kernel, torch.ones(2, dtype=torch.float64), (2, 2), (1, 1, 1, 1), (1, 1))
+        nodes = (
+            Node(conv, (-1,), (1, 2, 3, 3), "conv"),
+            Node(Reshape((1, 18)), (0,), (1, 18), "flat"),
+            Node(Linear(matrix), (1,), (1, 3), "dense"),
+        )
+        return Graph((1, 1, 5, 5), nodes)
+
+    (signed,), (absolute,) = (
+        stack_networks([g]) for g in (network(kernel, matrix), network(kernel.abs(), matrix.abs()))
+    )
+    (layer,), (larger,) = signed.layers, absolute.layers
+    assert layer.terms is not None
+    assert layer.operations > 18
+    assert (layer.terms[0] >= larger.weights[0] * (1 - 1e-12)).all()
+    torch.testing.assert_close(layer.terms[-1], larger.bias)
+    x = torch.rand(4, 25, generator=generator, dtype=torch.float64)
+    assert (layer.magnitude([x]) >= larger.value([x]) * (1 - 1e-12)).all()
