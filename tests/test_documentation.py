@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 from click.testing import CliRunner
 
+import softhull
 from softhull.cli.app import COMMANDS, app
 
 from .documents import PAGES, ROOT, blocks, commands
@@ -66,3 +68,19 @@ def test_files_and_commands_it_names_exist(page: Path) -> None:
 
 def test_the_readme_has_code_to_run() -> None:
     assert {"python", "sh"} <= {block.language for block in blocks(ROOT / "README.md")}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^(?:::: softhull\.|### )(\w+)$", reference, flags=re.MULTILINE))
+    public = {name for name in dir(softhull) if not name.startswith("_") and public_object(name)}
+    assert public <= named, public - named
+    assert named <= public, named - public
+
+
+def public_object(name: str) -> bool:
+    """Whether a name of the package is its own, neither a module nor something it imports for itself."""
+    found = getattr(softhull, name)
+    return not isinstance(found, ModuleType) and (
+        name == "BOUNDS" or str(getattr(found, "__module__", "")).startswith("softhull.")
+    )
