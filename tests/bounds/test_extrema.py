@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from flint import arb
 
 from softhull import InvalidInput, softmax_extrema
 
@@ -17,7 +18,7 @@ from .test_geometry import softmax
 def test_equals_the_best_of_all_vertices(label: str) -> None:
     case, rng = boxes()[label], np.random.default_rng(0)
     for c in (rng.normal(size=case.size), np.eye(case.size)[0], np.zeros(case.size), 1e6 + rng.normal(size=case.size)):
-        low, high = softmax_extrema(c, case.lower, case.upper)
+        low, high = softmax_extrema(c, case.lower, case.upper, rounding="nearest")
         values = []
         for ends in itertools.product((0, 1), repeat=case.size):
             vertex = np.where(np.array(ends) > 0, case.upper, case.lower)
@@ -27,10 +28,25 @@ def test_equals_the_best_of_all_vertices(label: str) -> None:
         np.testing.assert_allclose(low, np.min(values, 0), rtol=1e-13, atol=1e-13 * spread)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_no_vertex_exceeds_the_extrema_in_exact_arithmetic(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    for half in (0.0, 1e-6, 1.0, 30.0):
+        c = (rng.normal(size=4) + rng.choice([0.0, 1e3])).astype(dtype)
+        lower = rng.normal(size=4).astype(dtype)
+        upper = lower + np.float32(half).astype(dtype)
+        low, high = softmax_extrema(c, lower, upper)
+        for ends in itertools.product((0, 1), repeat=4):
+            p = exact_softmax(np.where(np.array(ends) > 0, upper, lower).astype(np.float64))
+            exact = sum((arb(float(a)) * share for a, share in zip(c, p)), arb(0))
+            assert not arb(float(low)) > exact
+            assert not arb(float(high)) < exact
+
+
 def test_masked_logits_have_no_influence() -> None:
     lower, upper = np.array([0.0, -np.inf, 1.0]), np.array([2.0, -np.inf, 1.5])
-    found = softmax_extrema(np.array([1.0, 100.0, -2.0]), lower, upper)
-    expected = softmax_extrema(np.array([1.0, -2.0]), lower[[0, 2]], upper[[0, 2]])
+    found = softmax_extrema(np.array([1.0, 100.0, -2.0]), lower, upper, rounding="nearest")
+    expected = softmax_extrema(np.array([1.0, -2.0]), lower[[0, 2]], upper[[0, 2]], rounding="nearest")
     np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 

@@ -12,11 +12,13 @@ import torch
 import softhull
 from softhull import BOUNDS, Curvature
 
+from ..soundness.planes import compare
 from .cases import Case, boxes, exact_softmax, excess
 
-# Rounded to nearest, a violation is allowed up to this many units in the last place of the numbers that enter the comparison: the value,
-# the slopes times the differences of logits they are taken at, and the probability times the size of the exponents it
-# was computed from; below the smallest normal number, where units no longer shrink, up to that number.
+# Rounded to nearest, a violation is allowed up to this many units in the last place of the numbers that enter the
+# comparison: the value, the slopes times the differences of logits they are taken at, and the probability times the
+# size of the exponents it was computed from; below the smallest normal number, where units no longer shrink, up to it.
+# Rounded outward, nothing is allowed.
 ULPS = 8
 
 
@@ -109,6 +111,35 @@ def test_planes_never_violate_softmax(name: str, label: str, dtype: str) -> None
                 size = np.abs(side.value) + np.vecdot(np.abs(A), reach[..., None, :])
                 level = allowed(size + exact.astype(float) * exponents(case), dtype)
                 assert (sign * excess(value, exact) <= level).all(), (at, x)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(("name", "label"), PAIRS)
+def test_outward_rounding_leaves_no_violation_in_exact_arithmetic(name: str, label: str, dtype: str) -> None:
+    case, rng = boxes()[label], np.random.default_rng(12)
+    if dtype == "float32":
+        case = Case(case.lower.astype(dtype), case.upper.astype(dtype), None, case.draw if label == "masked" else None)
+    if case.size > 100:
+        case = Case(case.lower[:, :40], case.upper[:, :40])
+    shape = (-1, case.size)
+    seen = np.isfinite(case.lower.reshape(shape)[0])  # a masked logit has no part in anything
+    points = [np.clip(x.astype(dtype), case.lower, case.upper) for x in case.points(rng, 6)]
+    every = np.stack([x.reshape(shape)[:, seen] for x in points])
+    for at in (None, points[0]):
+        planes = softhull.softmax_planes(case.lower, case.upper, name, at=at, differences=case.differences)
+        for side, sign in ((planes.lower, 1), (planes.upper, -1)):
+            if side is None:
+                continue
+            A = side.dense()[0].reshape(-1, case.size, case.size)[:, seen][..., seen]
+            value, anchor = side.value.reshape(shape)[:, seen], side.at.reshape(shape)[:, seen]
+            found = compare(every, value, A, anchor, sign, f"{name} {label}")
+            assert not found.violations, found.wrong
+    functions = softhull.softmax_bounds(points[1], case.lower, case.upper, name, differences=case.differences)
+    for values, sign in zip(functions, (1, -1)):
+        if values is not None:
+            value, x = values.reshape(shape)[:, seen], every[1:2]
+            found = compare(x, value, np.zeros((*value.shape, value.shape[-1])), x[0], sign, f"{name} {label}")
+            assert not found.violations, found.wrong
 
 
 @pytest.mark.parametrize(("name", "label"), PAIRS)

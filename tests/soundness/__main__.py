@@ -50,7 +50,8 @@ def run(seed: int, seconds: float, checks: int, instances: int, rounding: str = 
 def _line(planes: Tally, graphs: Tally, done: int) -> str:
     return (
         f"{planes.checks} (box, point, bound) checks, {planes.exact} of them in ball arithmetic, "
-        f"{planes.violations} violations; {done} graph instances, {graphs.checks} claims, {graphs.violations} violations"
+        f"{planes.violations} violations; {done} graph instances, {graphs.checks} claims, "
+        f"{graphs.violations} violations"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flint import arb, ctx
@@ -75,17 +76,17 @@ def points_in(rng: np.random.Generator, lower: Array, upper: Array, at: Array, c
     return np.clip(np.stack(found), lower, upper)
 
 
-def climb(rng: np.random.Generator, lower: Array, upper: Array, side: object, A: Array, sign: float) -> Array:
+def climb(rng: np.random.Generator, lower: Array, upper: Array, side: Any, A: Array, sign: float) -> Array:
     """For one random output per box a point where no single coordinate moved to an end or the middle is worse."""
     batch, K = lower.shape
-    k = rng.integers(K, size=batch)
-    value = np.take_along_axis(side.value, k[:, None], 1)[:, 0]  # type: ignore[attr-defined]
+    k = np.asarray(rng.integers(K, size=batch))
+    value = np.take_along_axis(side.value, k[:, None], 1)[:, 0]
     row = A[np.arange(batch), k]
     x = np.where(rng.random(lower.shape) < 0.5, lower, upper)
     for j in rng.permutation(K):
         trials = np.stack([x, x, x])
         trials[..., j] = [lower[:, j], upper[:, j], lower[:, j] + (upper - lower)[:, j] / 2]
-        plane = value + ((trials - side.at) * row).sum(-1)  # type: ignore[attr-defined]
+        plane = value + ((trials - side.at) * row).sum(-1)
         e = np.exp(trials - trials.max(-1, keepdims=True))
         p = np.take_along_axis(e, np.broadcast_to(k, trials.shape[:2])[..., None], -1)[..., 0] / e.sum(-1)
         best = (sign * (plane - p)).argmax(0)
@@ -115,17 +116,17 @@ def check_planes(
             A, b = side.dense()
             every = np.concatenate([points, climb(rng, lower, upper, side, A, sign)[None]])
             what = f"{name} {kind} K={K} {dtype} {'lower' if sign > 0 else 'upper'}"
-            tally.merge(_compare(every, side.value, A, side.at, sign, what))
-            tally.merge(_compare(every[:2], b, A, np.zeros_like(side.at), sign, what + " dense"))
+            tally.merge(compare(every, side.value, A, side.at, sign, what))
+            tally.merge(compare(every[:2], b, A, np.zeros_like(side.at), sign, what + " dense"))
         x = points[rng.integers(len(points))]
         flat = np.zeros((batch, K, K))
         for value, sign in zip(softmax_bounds(x, lower, upper, name, rounding=rounding), (1, -1)):
             if value is not None:
-                tally.merge(_compare(x[None], value, flat, x, sign, f"{name} {kind} K={K} {dtype} function {sign}"))
+                tally.merge(compare(x[None], value, flat, x, sign, f"{name} {kind} K={K} {dtype} function {sign}"))
     return tally
 
 
-def _compare(points: Array, value: Array, A: Array, at: Array, sign: int, what: str) -> Tally:
+def compare(points: Array, value: Array, A: Array, at: Array, sign: int, what: str) -> Tally:
     """``sign * (value + A @ (x - at) - softmax(x)) <= 0`` at points ``[P, batch, K]`` for planes of ``[batch, K]``."""
     x = points.astype(LONG)
     step = x - at.astype(LONG)
@@ -148,7 +149,8 @@ def _compare(points: Array, value: Array, A: Array, at: Array, sign: int, what: 
     note = what
     if wrong:
         i, b, k = wrong[0]
-        note = f"{what} at {points[i, b].tolist()} output {k}: value {value[b, k]!r} slopes {A[b, k].tolist()} at {at[b].tolist()}"
+        plane = f"value {value[b, k]!r} slopes {A[b, k].tolist()} at {at[b].tolist()}"
+        note = f"{what} at {points[i, b].tolist()} output {k}: {plane}"
     tally.add(excess.size, len(open_), bad, note)
     return tally
 

@@ -29,7 +29,8 @@ def _tangent_over_chords(d: Array, lower: Array, upper: Array, own: Array) -> Ro
     log_q = softplus(logsumexp(xp.where(own, -xp.inf, log_chord(d, lower, upper))))
     ratio = xp.exp(log_q - log_touch)
     value, terms = (xp.exp(-log_touch) * part for part in (2 - ratio, 2 + ratio))
-    return value, -xp.exp(log_chord_slope(lower, upper) - 2 * log_touch[..., None]), value != value, terms
+    log_slope = xp.where(own, -xp.inf, log_chord_slope(lower, upper))
+    return value, -xp.exp(log_slope - 2 * log_touch[..., None]), value != value, terms
 
 
 def _chord_over_tangents(d: Array, lower: Array, upper: Array, own: Array) -> Row:

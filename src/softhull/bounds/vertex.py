@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._arrays import Array, namespace, sigmoid
+from .._arrays import Array, maximum, minimum, namespace, sigmoid
 from ..boxes import as_arrays, broadcast_shape, make_box, refuse
+from .rounding import check_rounding, relative_error
 
 
-def softmax_extrema(c: Any, lower: Any, upper: Any) -> tuple[Array, Array]:
+def softmax_extrema(c: Any, lower: Any, upper: Any, rounding: str = "outward") -> tuple[Array, Array]:
     """Exact minimum and maximum of ``c . softmax(x)`` over ``lower <= x <= upper``, in O(K log K).
 
     Along every coordinate the function is monotone, so an extremum is a vertex; at a maximum the logits with the
-    largest coefficients are up and the others down, which leaves K + 1 vertices to compare.
+    largest coefficients are up and the others down, which leaves K + 1 vertices to compare. ``rounding``: ``outward``
+    moves both by what rounding may have cost, ``nearest`` leaves them as computed.
     """
+    check_rounding(rounding)
     arrays = as_arrays(c=c, lower=lower, upper=upper)
     xp = namespace(*arrays.values())
     box = make_box(arrays["lower"], arrays["upper"])
@@ -21,7 +24,16 @@ def softmax_extrema(c: Any, lower: Any, upper: Any) -> tuple[Array, Array]:
     shape = broadcast_shape(**arrays)
     refuse(~xp.isfinite(c), "c must be finite", c=c)
     c, low, high = (xp.broadcast_to(a, shape) for a in (c, box.lower, box.upper))
-    return -_maximum(-c, low, high), _maximum(c, low, high)
+    least, most = -_maximum(-c, low, high), _maximum(c, low, high)
+    if rounding == "nearest":
+        return least, most
+    # Weights are off by a share of themselves, so a mean is off by that share of the spread, and by a rounding of its
+    # own for every doubling; it stays between the ends.
+    bottom, top = xp.min(c, axis=-1), xp.max(c, axis=-1)
+    doublings = 4 + int(c.shape[-1]).bit_length()
+    own = xp.finfo(c.dtype).eps * doublings * maximum(xp.abs(bottom), xp.abs(top))
+    slack = 2 * relative_error(box)[..., 0] * (top - bottom) + own
+    return maximum(least - slack, bottom), minimum(most + slack, top)
 
 
 def _maximum(c: Array, lower: Array, upper: Array) -> Array:
