@@ -91,6 +91,9 @@ class _Reader:
             p for place, entry in self._entries("perturbations") for p in self._perturbations(place, entry)
         ]
         methods = list(self._entries("methods")) if "methods" in self.content else []
+        for place, entry in methods:
+            for name in _listed(entry["name"]):
+                self._method_name(f"{place}.name", name)
         works: list[Work] = []
         used: set[str] = set()
         for place, entry in self._entries("questions"):
@@ -99,7 +102,9 @@ class _Reader:
                 self.fail(place, f"more than {MOST_TASKS} combinations; split the campaign")
         for place, entry in methods:
             if place not in used:
-                self.fail(f"{place}.name", f"no question of this campaign knows the method {entry['name']!r}")
+                self.fail(
+                    f"{place}.name", f"no question of this campaign uses the method {entry['name']!r}; leave it out"
+                )
         models = {n.sha256: ModelFile(n.path, n.model) for listed in self.networks.values() for n in listed}
         return Campaign(str(self.path), tuple(works), models, run)
 
@@ -241,6 +246,16 @@ class _Reader:
                     keywords,
                 )
                 yield Work(task, dataset, indices)
+
+    def _method_name(self, place: str, name: Any) -> None:
+        refusals = []
+        for question in QUESTIONS.values():
+            try:
+                question.find(name)
+                return
+            except InvalidInput as problem:
+                refusals.append(f"{question.name}: {problem}")
+        self.fail(place, "; ".join(refusals))
 
     def _methods(
         self, question: Question, methods: list[tuple[str, dict[str, Any]]], used: set[str]

@@ -17,6 +17,7 @@ from .worker import Batch, ModelFile, Outcome, answer_batch, load_networks
 
 _PLUGIN = "softhull"
 _PATIENCE = 60.0  # seconds without any worker
+_CONNECT = 10.0  # seconds to find the scheduler
 _AHEAD = 2  # batches a worker has at hand: the next one is there when one is done
 
 
@@ -56,7 +57,7 @@ class DaskExecutor:
                 n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
             )
         try:
-            self._client = Client(self._cluster or address, timeout=_PATIENCE / 2, set_as_default=False)
+            self._client = Client(self._cluster or address, timeout=_CONNECT, set_as_default=False)
         except (OSError, ValueError) as problem:
             raise SofthullError(f"no Dask scheduler answers at {address}: {problem}") from None
         self._address = str(self._client.scheduler_info()["address"])
@@ -109,6 +110,8 @@ class DaskExecutor:
 
     def close(self) -> None:
         """Withdraw what is left; a cluster of our own ends, another one stays."""
+        if self._client.status == "closed":
+            return
         futures = [future for _, future in self._futures.values()]
         self._futures.clear()
         try:

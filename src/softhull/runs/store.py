@@ -7,6 +7,7 @@ import json
 import math
 import sqlite3
 import time
+import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -305,7 +306,13 @@ def _unpack(path: Path, content: bytes) -> np.ndarray:
         if dtype.kind != "f" or len(left) != math.prod(shape) * dtype.itemsize:
             raise ValueError
         return np.frombuffer(left, dtype=dtype).reshape(shape, order="F" if fortran else "C")
-    except (ValueError, SyntaxError, TypeError, UnicodeDecodeError, RecursionError):
+    except (
+        ValueError,
+        SyntaxError,
+        TypeError,
+        RecursionError,
+        tokenize.TokenError,
+    ):  # numpy parses the header as Python
         raise StoreError(f"{path}: damaged (a worst input is no array of numbers); restore a copy") from None
 
 
