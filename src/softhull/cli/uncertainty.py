@@ -30,6 +30,18 @@ from .options import console, parse_indices, with_progress, write_json
 @click.option("--separate", is_flag=True, help="Let every network choose its own input: looser, cheaper.")
 @click.option("--timeout", type=float, help="Seconds after which the best found so far is reported.")
 @click.option("--certificates", type=click.Path(file_okay=False), help="Write a proof of every bound to this folder.")
+@click.option(
+    "--rounding",
+    type=click.Choice(["outward", "nearest"]),
+    default="outward",
+    show_default=True,
+    help="outward: bounds are true for the real-valued networks; nearest: up to rounding, faster.",
+)
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False),
+    help="A run store: what it knows is not computed again, the rest is kept.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
 @click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
 @click.option(
@@ -48,6 +60,8 @@ def command(
     separate: bool,
     timeout: float | None,
     certificates: str | None,
+    rounding: str,
+    store: str | None,
     seed: int,
     threads: int | None,
     out: str | None,
@@ -64,7 +78,7 @@ def command(
     from ..formats.datasets import load_dataset
     from ..formats.onnx import load_onnx
     from ..propagate.perturbation import Perturbation
-    from ..verify.uncertainty import verify_uncertainty
+    from ..verify.uncertainty import find_method, verify_uncertainty
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -72,18 +86,27 @@ def command(
     folder = None if certificates is None else certificate_folder(certificates)
     networks, dataset = [load_onnx(model) for model in models], load_dataset(data)
     wanted = parse_indices(indices, len(dataset))
-    found = verify_uncertainty(
-        networks,
-        torch.from_numpy(dataset.take(wanted)),
-        torch.from_numpy(dataset.y[wanted]),
-        perturbation,
-        score,
-        method,
-        bound,
-        separate,
-        timeout=timeout,
-        seed=seed,
-    )
+    if store is not None:
+        from ..runs.single import Asked, uncertainty_through_store
+
+        keywords = {"score": score, "separate": separate, "seed": seed, "rounding": rounding}
+        chosen = find_method(method)
+        asked = Asked("uncertainty", networks, dataset, wanted, perturbation, method, chosen, bound, keywords)
+        found = uncertainty_through_store(store, asked, timeout)
+    else:
+        found = verify_uncertainty(
+            networks,
+            torch.from_numpy(dataset.take(wanted)),
+            torch.from_numpy(dataset.y[wanted]),
+            perturbation,
+            score,
+            method,
+            bound,
+            separate,
+            timeout=timeout,
+            seed=seed,
+            rounding=rounding,
+        )
     answer = found.to_dict()
     for record, index in zip(answer["instances"], wanted):
         record["index"] = index
