@@ -3,6 +3,8 @@
 Two layers keep this small. The *noise* ``eps`` (n numbers in [-1, 1], the first of them the input's) is what bounds are
 taken over. The *basis* ``z = map @ eps`` (r numbers) is what forms are written in: where a network passes through a
 narrow layer, its few entries serve as basis, and all that follows is worked out in r dimensions instead of n.
+
+Centres and slopes are rounded; ``error`` is a running bound on what that, and nothing else, has cost an entry.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...graph.rounding import share
 from ..perturbation import Region
 
 
@@ -25,11 +28,12 @@ class Noise:
 
     def radius(self, slope: Tensor) -> Tensor:
         """The largest ``|slope . eps|`` along the last axis."""
+        outward = 1 + share(slope.shape[-1], slope.dtype)
         if self.norm == math.inf:
-            return slope.abs().sum(-1)
+            return slope.abs().sum(-1) * outward
         own, others = slope[..., : self.inputs], slope[..., self.inputs :]
         length = own.norm(dim=-1) if self.norm == 2 else own.abs().amax(-1)
-        return torch.minimum(length, own.abs().sum(-1)) + others.abs().sum(-1)
+        return (torch.minimum(length, own.abs().sum(-1)) + others.abs().sum(-1)) * outward
 
     def ball(self, n: int, device: torch.device) -> Tensor | None:
         """The mask ``[n]`` of the noise in an l_2 ball (an l_1 ball lies in it), or None."""
@@ -49,6 +53,11 @@ class Basis:
     @property
     def noise(self) -> int:
         return self.map.shape[-1]
+
+    @property
+    def reach(self) -> Tensor:
+        """How large the basis entries may be: ``[B, r]``."""
+        return self.map.abs() if self.map.ndim == 2 else self.map.abs().sum(-1)
 
     @property
     def dense(self) -> Tensor:
@@ -82,14 +91,28 @@ class Basis:
 
 @dataclass(frozen=True)
 class AffineForm:
-    """``centre [B, *shape] + sum_s z_s slope[:, s]``, ``slope [B or 1, r, *shape]`` over the first r of the basis."""
+    """``centre [B, *shape] + sum_s z_s slope[:, s]``, up to ``error [B, *shape]``.
+
+    ``slope [B or 1, r, *shape]`` is over the first r of the basis.
+    """
 
     centre: Tensor
     slope: Tensor
+    error: Tensor
 
     def take(self, instances: Tensor) -> AffineForm:
         slope = self.slope if self.slope.shape[0] == 1 else self.slope[instances]
-        return AffineForm(self.centre[instances], slope)
+        return AffineForm(self.centre[instances], slope, self.error[instances])
+
+    def size(self, basis: Basis) -> Tensor:
+        """At least the sum of the absolute values of all terms of an entry: ``[B, *shape]``."""
+        return self.centre.abs() + self.spread(basis)
+
+    def spread(self, basis: Basis) -> Tensor:
+        """The same without the centre."""
+        slope = self.slope.flatten(2)
+        reach = basis.reach[:, : slope.shape[1], None].mT
+        return (reach @ slope.abs())[:, 0].reshape(self.centre.shape)
 
     def padded(self, r: int) -> Tensor:
         """The slope over ``r`` basis entries, those it does not know being zero."""
@@ -105,15 +128,25 @@ class AffineForm:
 
 def input_form(region: Region) -> tuple[AffineForm, Basis, Noise]:
     """The inputs of a region as a form; its noise and a basis in which every input is one entry."""
+    centre, radius = centre_and_radius(region)
+    noise = Noise(math.prod(centre.shape[1:]), math.inf if region.centre is None else region.norm)
+    size = noise.inputs
+    identity = torch.eye(size, dtype=centre.dtype, device=centre.device).reshape(1, size, *centre.shape[1:])
+    return AffineForm(centre, identity, torch.zeros_like(centre)), Basis(radius.flatten(1)), noise
+
+
+def centre_and_radius(region: Region) -> tuple[Tensor, Tensor]:
+    """Every input of the region is ``centre + radius * eps`` with noise of at most one, in the norm of the region."""
     if region.centre is None:
-        centre, radius = region.lower + (region.upper - region.lower) / 2, (region.upper - region.lower) / 2
-        noise = Noise(math.prod(centre.shape[1:]))
+        radius = (region.upper - region.lower) / 2
+        centre = region.lower + radius
     else:
-        centre = region.centre
+        centre = region.centre.to(region.lower.dtype)
         eps = torch.as_tensor(region.eps, dtype=centre.dtype, device=centre.device)
         radius = eps.reshape(-1, *[1] * (centre.ndim - 1)).expand(centre.shape)
-        noise = Noise(math.prod(centre.shape[1:]), region.norm)
-    shape = centre.shape[1:]
-    size = noise.inputs
-    identity = torch.eye(size, dtype=centre.dtype, device=centre.device).reshape(1, size, *shape)
-    return AffineForm(centre, identity), Basis(radius.flatten(1)), noise
+    slack = share(4, centre.dtype)
+    if region.centre is None:
+        return centre, radius * (1 + slack) + torch.where(radius > 0, slack * centre.abs(), 0.0)
+    # A centre that was rounded is off in every entry; the ball grows by the norm of all of them, at most.
+    off = (slack * centre.abs()).flatten(1).sum(1).reshape(-1, *[1] * (centre.ndim - 1))
+    return centre, radius * (1 + slack) + torch.where(radius > 0, off, 0.0)

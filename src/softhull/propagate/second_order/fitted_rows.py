@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...graph.rounding import share
 from .affine_form import Basis
 from .row_fit import fit_rows
 from .scores import ScoreRows
@@ -94,3 +95,6 @@ class FittedRows:
         bent = self.matrix @ y.unflatten(1, (R, m))  # [P, R, m, size]
         added = y.mT @ bent.flatten(1, 2)
         quadratic.matrices[number] = matrix + (added + added.mT) / 2
+        reach = (self.slopes.abs() @ basis.reach[:, None, :r, None])[..., 0] + self.radius  # [P, R, m]
+        rounded = ((reach[..., None, :] @ self.matrix.abs())[..., 0, :] * reach).sum((-2, -1))
+        quadratic.constant = quadratic.constant - 4 * share(fresh + m + 8, reach.dtype) * rounded

@@ -11,6 +11,7 @@ from ...graph.graph import Graph
 from ...graph.operator import Affine, Bilinear, Elementwise, Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
+from ...graph.rounding import share
 from ..crown import LinearBounds
 from .affine_form import AffineForm, Basis, input_form
 from .elementwise import parallel_band
@@ -80,8 +81,16 @@ class Forms:
     def interval(self, index: int) -> Interval:
         """The range of the form of a node at hand."""
         form = self._forms[index]
-        radius = self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape)
+        radius = self._radius(form) + share(4, form.centre.dtype) * form.centre.abs().nan_to_num(posinf=0.0)
         return form.centre - radius, form.centre + radius
+
+    def _radius(self, form: AffineForm) -> Tensor:
+        """How far an entry may be from its centre."""
+        radius = self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape)
+        return radius + form.error + self._share(form.slope.shape[1]) * form.spread(self.basis)
+
+    def _share(self, operations: int) -> float:
+        return share(operations, self.basis.map.dtype)
 
     def _collect(self, index: int) -> None:
         node = self.graph.nodes[index]
@@ -123,17 +132,27 @@ class Forms:
         at_zero = operator.value(*(torch.zeros_like(part[:1]) for part in flat))
         # Entries masked by a constant of -inf do not move.
         slope = torch.where(at_zero.isfinite(), operator.value(*flat) - at_zero, 0.0)
-        return AffineForm(operator.value(*(form.centre for form in inputs)), slope.unflatten(0, (B, r)))
+        centre = operator.value(*(form.centre for form in inputs))
+        constant = operator.magnitude(*(torch.zeros_like(form.error) for form in inputs))
+        error = operator.magnitude(*(form.error for form in inputs)) - constant
+        if terms := operator.terms(*(tuple(form.centre.shape[1:]) for form in inputs)):
+            sizes = operator.magnitude(*(form.size(self.basis) for form in inputs))
+            # The constant was subtracted from the slope of every basis entry.
+            often = self.basis.reach.sum(-1).reshape(-1, *[1] * (centre.ndim - 1))
+            error = error * (1 + self._share(terms)) + self._share(terms + 2) * (sizes + 2 * often * constant)
+        return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
 
-    def _with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor) -> AffineForm:
-        """A form plus, for every entry with a positive radius, one fresh noise number of that size."""
+    def _with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
+        """A form plus, for every entry with a positive radius, one fresh noise number, which takes the error in."""
+        noisy = radius > 0
+        radius, error = torch.where(noisy, radius + error, 0.0), torch.where(noisy, 0.0, error)
         flat = radius.flatten(1)
         fresh = flat > 0
         count = int(fresh.sum(1).max()) if flat.numel() else 0
         r = self.basis.size
-        slope = AffineForm(centre, slope).padded(r)
+        slope = AffineForm(centre, slope, error).padded(r)
         if not count:
-            return AffineForm(centre, slope)
+            return AffineForm(centre, slope, error)
         B, size = flat.shape
         own = flat.new_zeros(B, count, size)
         instance, entry = fresh.nonzero(as_tuple=True)
@@ -141,9 +160,8 @@ class Forms:
         own[instance, number, entry] = flat[instance, entry]
         self.bases[-1] = self.basis.extended(count)
         self._gauge = None
-        return AffineForm(
-            centre, torch.cat((slope.expand(B, *slope.shape[1:]), own.reshape(B, count, *radius.shape[1:])), 1)
-        )
+        slope = torch.cat((slope.expand(B, *slope.shape[1:]), own.reshape(B, count, *radius.shape[1:])), 1)
+        return AffineForm(centre, slope, error)
 
     def _rebase(self, index: int) -> None:
         """Let the entries of a node through which everything later passes be the basis, if they are fewer."""
@@ -160,9 +178,10 @@ class Forms:
         number = alive.cumsum(1)[instance, entry] - 1
         slope[instance, number, entry] = 1
         rows[instance, number] = mapping[instance, entry]
+        error = form.error + self._share(form.slope.shape[1] + 1) * form.spread(self.basis)
         self.bases.append(Basis(rows))
         self._gauge = self._metric = None
-        self._forms = {index: AffineForm(form.centre, slope.reshape(B, count, *form.centre.shape[1:]))}
+        self._forms = {index: AffineForm(form.centre, slope.reshape(B, count, *form.centre.shape[1:]), error)}
 
     @property
     def gauge(self) -> Gauge:
@@ -179,7 +198,10 @@ class Forms:
         least, most = self.interval(node.inputs[0])
         lower, upper = torch.maximum(lower, least), torch.minimum(upper, most)
         rate, middle, radius = parallel_band(node.operator, torch.minimum(lower, upper), torch.maximum(lower, upper))
-        return self._with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius)
+        exact = ((rate == 0) | (rate == 1)) & (middle == 0)
+        rounded = self._share(3) * (rate.abs() * form.size(self.basis) + middle.abs())
+        error = rate.abs() * form.error + torch.where(exact, 0.0, rounded)
+        return self._with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius, error)
 
     def _product(self, index: int) -> AffineForm:
         """The tangent of the product at the centres, and its remainder as noise."""
@@ -196,14 +218,16 @@ class Forms:
             return operator.value(*flat).unflatten(0, (B, r))
 
         slope = times(slopes[0], y.centre[:, None]) + times(x.centre[:, None], slopes[1])
-        radii = [self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape) for form in (x, y)]
-        radius = operator.value(*radii)
+        radius = operator.value(self._radius(x), self._radius(y))
         low, high = -radius, radius
         if isinstance(operator, MatMul) and operator.left[:-2] == operator.right[:-2] and operator.left[-1] <= 64:
             least, most = self._remainders(*slopes)
             low, high = torch.maximum(low, least.reshape(low.shape)), torch.minimum(high, most.reshape(high.shape))
         centre = operator.value(x.centre, y.centre) + (low + high) / 2
-        return self._with_noise(centre, slope, (high - low) / 2)
+        sizes = [form.size(self.basis) for form in (x, y)]
+        error = 4 * self._share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
+        error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
+        return self._with_noise(centre, slope, (high - low) / 2 + error, torch.zeros_like(error))
 
     def _remainders(self, x: Tensor, y: Tensor) -> Interval:
         """Ranges ``[B, groups, I, J]`` of ``sum_m dx_im dy_mj``."""
@@ -243,7 +267,9 @@ class Forms:
         centre = torch.where(chosen, 1 - centre.masked_fill(chosen, 0.0).sum(-1, keepdim=True), centre)
         chosen = chosen[:, None]
         slope = torch.where(chosen, -slope.masked_fill(chosen, 0.0).sum(-1, keepdim=True), slope)
-        return AffineForm(restored(centre), restored(slope))
+        total = rows(form.error + self._share(centre.shape[-1]) * form.size(self.basis)).sum(-1, keepdim=True)
+        error = torch.where(chosen[:, 0], total, rows(form.error))
+        return AffineForm(restored(centre), restored(slope), restored(error))
 
     def _softmax(self, index: int) -> AffineForm:
         node = self.graph.nodes[index]
@@ -276,7 +302,9 @@ class Forms:
             return t.reshape(*t.shape[:-2], *moved).movedim(-1, axis - len(node.shape))
 
         self.errors[index] = back(error)
-        return self._with_noise(back(value), back(slope.movedim(-1, 1)), self.errors[index])
+        return self._with_noise(
+            back(value), back(slope.movedim(-1, 1)), self.errors[index], torch.zeros_like(self.errors[index])
+        )
 
     def _constant_rows(self, index: int) -> AffineForm:
         node = self.graph.nodes[index]
@@ -285,7 +313,8 @@ class Forms:
         slope = lower.new_zeros(1, self.basis.size, *node.shape)
         radius = (upper - lower) / 2
         self.errors[index] = radius
-        return self._with_noise(lower + radius, slope, radius)
+        radius = radius + 4 * torch.finfo(radius.dtype).eps
+        return self._with_noise(lower + radius, slope, radius, torch.zeros_like(radius))
 
     def _hand_over(self, index: int, found: Interval) -> None:
         """Planes and probabilities of the linear bounds may use better differences."""

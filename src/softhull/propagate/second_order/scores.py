@@ -12,6 +12,7 @@ from ...graph.graph import Graph
 from ...graph.operator import Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
+from ...graph.rounding import share
 
 if TYPE_CHECKING:
     from .forward import Forms
@@ -45,9 +46,12 @@ class ProductScores:
     ``sum_k c_k x_k`` then has the remainder ``da . (sum_k c_k db_k)``, which is bounded for the combination as a whole.
     """
 
-    def __init__(self, forms: Forms, at: Tensor, slope: Tensor, shared: Tensor | None, varied: Tensor | None) -> None:
+    def __init__(
+        self, forms: Forms, at: Tensor, slope: Tensor, slack: Tensor, shared: Tensor | None, varied: Tensor | None
+    ) -> None:
         self.forms = forms
         self.at = at
+        self.slack = slack  # what rounding may cost a score
         self.slope = slope
         self._rows = at.shape[1]
         self._own: Tensor | None = None
@@ -85,7 +89,11 @@ class ProductScores:
             form = forms._forms[node.inputs[0]]
             at = form.centre.movedim(axis + 1, -1)
             slope = form.slope.movedim(axis + 2, -1).flatten(2, -2).movedim(1, -1)
-            return ProductScores(forms, at.reshape(at.shape[0], -1, at.shape[-1]), slope, None, None)
+            at = at.reshape(at.shape[0], -1, at.shape[-1])
+            cost = share(at.shape[-1] + slope.shape[-1], at.dtype)
+            slack = form.error + cost * form.size(forms.basis).nan_to_num(posinf=0.0)
+            slack = slack.movedim(axis + 1, -1).reshape(at.shape)
+            return ProductScores(forms, at, slope, slack, None, None)
         x, y = (forms._forms[i] for i in forms.graph.nodes[node.inputs[0]].inputs)
         r = max(x.slope.shape[1], y.slope.shape[1])
         left, right = (x.centre, x.padded(r)), (y.centre.mT, y.padded(r).mT)  # [.., I, m], [.., J, m]
@@ -101,13 +109,18 @@ class ProductScores:
         at = a @ b.mT
         slope = torch.einsum("bgrm,bgkms->bgrks", a, db.expand(B, *db.shape[1:]))
         slope = slope + torch.einsum("bgkm,bgrms->bgrks", b, da.expand(B, *da.shape[1:]))
-        return ProductScores(forms, at.flatten(1, 2), slope.flatten(1, 2), da, db)
+        sizes, errors = (x.size(forms.basis), y.size(forms.basis)), (x.error, y.error)
+        product = forms.graph.nodes[node.inputs[0]].operator
+        slack = 4 * share(at.shape[-1] + a.shape[-1] + r, at.dtype) * product.value(*sizes)
+        slack = slack + product.value(errors[0], sizes[1] + errors[1]) + product.value(sizes[0], errors[1])
+        slack = slack.movedim(axis + 1, -1).reshape(B, -1, node.shape[axis])
+        return ProductScores(forms, at.flatten(1, 2), slope.flatten(1, 2), slack, da, db)
 
     def remainder(self, c: Tensor) -> Interval:
         """The range ``[B, rows, N]`` of the remainder of ``sum_k c_k x_k`` for weights ``c [B, rows, N, K]``."""
+        slack = (c.abs() @ self.slack[..., None])[..., 0]
         if self._own is None:
-            nothing = c.new_zeros(c.shape[:-1])
-            return nothing, nothing
+            return -slack, slack
         g = self._own.shape[1]
         lows, highs = [], []
         weights = c.unflatten(1, (g, -1))  # [B, g, R, N, K]
@@ -119,7 +132,7 @@ class ProductScores:
             low, high = self.forms.gauge.between(own, cross, other)
             lows.append(low)
             highs.append(high)
-        return torch.stack(lows, 2).flatten(1, 2), torch.stack(highs, 2).flatten(1, 2)
+        return torch.stack(lows, 2).flatten(1, 2) - slack, torch.stack(highs, 2).flatten(1, 2) + slack
 
     def reach(self, directions: Tensor) -> Interval:
         """Bounds ``[B, rows, N]`` on ``directions . (x - at)`` for directions ``[B, rows, N, K]``."""

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ...graph.operator import Bilinear
 from ...graph.ops.softmax import Softmax
+from ...graph.rounding import share
 from .. import softmax as softmaxes
 from ..crown import LinearBounds
 from ..structure import pieces
-from .affine_form import Basis, Noise
+from .affine_form import Basis, Noise, centre_and_radius
 from .dual import maximise, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
@@ -29,6 +30,7 @@ from .quadratic import DenseQuadratic, bound_dense, rounding
 from .row_fit import CELLS
 
 _NEAR = 1 << 22  # bytes
+_LARGE = 2000  # noise numbers
 _FITS = 2  # fits of attention rows, each near the corner that was worst for the one before
 
 
@@ -85,11 +87,14 @@ class SecondOrderBounds:
             bounds.check_time()
             node = bounds.graph.nodes[top]
             A = pending.pop(top)
+            if bounds.outward:
+                constant = constant - bounds._charge_of_step(top, A)
             if isinstance(node.operator, Bilinear):
                 split = _Split(node.operator, A[0], factors[top], bases[factors[top].basis])
                 backs: tuple[Tensor, ...]
                 backs, shift = split.linear()
                 number = factors[top].basis
+                shift = shift - split.charge()
                 deviations = split.matrix()
                 matrices[number] = matrices[number] + deviations if number in matrices else deviations
             elif near is not None and (fit := self._fitted(top, A[0], instances, near)) is not None:
@@ -98,22 +103,22 @@ class SecondOrderBounds:
             else:
                 backs, shift = bounds._step(top, A, False, None)
             constant = constant + shift
+            constant = constant - bounds.share(1) * (constant.abs() + shift.abs())
             for i, back in zip(node.inputs, backs):
-                pending[i] = pending[i] + back if i in pending else back
+                met = i in pending
+                pending[i] = pending[i] + back if met else back
+                if met:
+                    constant = constant - bounds.share(1) * bounds.charge(pending[i], bounds.sizes(i))
         P = len(rows)
         on_input = pending.get(-1, rows.new_zeros(1, P, *bounds.graph.input_shape))[0]
         on_input = on_input.expand(P, *bounds.graph.input_shape)
-        region = bounds.region
-        if region.centre is None:
-            centre, radius = region.lower + (region.upper - region.lower) / 2, (region.upper - region.lower) / 2
-        else:
-            centre = region.centre
-            radius = torch.as_tensor(region.eps, dtype=centre.dtype).reshape(-1, *[1] * (centre.ndim - 1))
+        centre, radius = centre_and_radius(bounds.region)
         n = bases[-1].noise
         linear = rows.new_zeros(P, n)
         linear[:, : self.forms.noise.inputs] = (on_input * radius).flatten(1)
+        rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant[0].abs()
         found = Quadratic(
-            constant[0].expand(P) + (on_input * centre).flatten(1).sum(1),
+            constant[0].expand(P) + (on_input * centre).flatten(1).sum(1) - bounds.share(centre[0].numel()) * rounded,
             linear,
             [bases[number].dense for number in matrices],
             list(matrices.values()),
@@ -174,7 +179,8 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
         # The rounding of B, at its worst everywhere at once.
         reach = U.abs().sum(-1, keepdim=True)
         spread = rounding(linear, 4 * U.shape[1] + 4) * (reach.mT @ (C.abs() @ reach))[:, 0, 0]
-        value, _ = bound_dense(DenseQuadratic(linear, U.mT @ C @ U, ball), steps, goal + spread)
+        # One factorisation of a large matrix takes longer than all that it may gain is worth trying again for.
+        value, _ = bound_dense(DenseQuadratic(linear, U.mT @ C @ U, ball), steps if n < _LARGE else 1, goal + spread)
         value = value - spread
     bound = found.constant + value
     return torch.where(bound.isfinite(), bound, -math.inf)
@@ -186,7 +192,7 @@ class _Split:
     def __init__(self, operator: Bilinear, C: Tensor, factors: Factors, basis: Basis) -> None:
         self.operator = operator
         self.C = C.expand(len(basis.map), *C.shape[1:])
-        self.r = basis.size
+        self.factors, self.basis = factors, basis
         r = max(form.slope.shape[1] for form in (factors.x, factors.y))
         self.slopes = factors.x.padded(r), factors.y.padded(r)
         self.centres = [factors.x.centre, factors.y.centre]
@@ -225,11 +231,32 @@ class _Split:
         constant = (self.C * self.operator.value(x, y)).flatten(1).sum(1)
         return (self.operator.contract(C, 0, y[None]), self.operator.contract(C, 1, x[None])), -constant[None]
 
+    def charge(self) -> Tensor:
+        """What the rounding of this product costs ``[1, P]``: that of its factors, and that of working with them."""
+        factors, kept = self.factors, self.kept
+        forms = (factors.x, factors.y)
+        sizes = [form.size(self.basis) for form in forms]
+        C = self.C.abs()[None]
+        entries = math.prod(self.C.shape[1:]) + math.prod(sizes[kept].shape[1:]) + self.slopes[0].shape[1]
+
+        def met(other: Tensor) -> Tensor:
+            """What meets an entry of the kept factor at most; a reference adds its own to all of its row."""
+            pull = self.operator.contract(C, kept, other[None])[0]
+            return pull if factors.error is None else pull + pull.amax(factors.axis + 1, keepdim=True)
+
+        def total(a: Tensor, b: Tensor) -> Tensor:
+            return (a * b).flatten(1).sum(1)
+
+        lost = total(forms[kept].error, met(sizes[1 - kept] + forms[1 - kept].error))
+        lost = lost + total(sizes[kept] + 1, met(forms[1 - kept].error))
+        share_of_all = 4 * share(entries, C.dtype)
+        return (lost + share_of_all * total(sizes[kept] + 1, met(sizes[1 - kept])))[None]
+
     def matrix(self) -> Tensor:
         """The symmetric matrix ``[P, r, r]`` of the product of deviations over the basis."""
         slope = self.slopes[self.kept].flatten(2)
         pull = self.pull.flatten(2).transpose(0, 1)  # [P, r, entries]
         found = slope @ pull.mT
         found = (found + found.mT) / 2
-        missing = self.r - found.shape[-1]
+        missing = self.basis.size - found.shape[-1]
         return torch.nn.functional.pad(found, (0, missing, 0, missing)) if missing else found
