@@ -108,3 +108,11 @@ def test_an_unwritable_file_does_not_take_the_answer_with_it() -> None:
     done = run("net.onnx --data data.npz --eps 0.05 --json missing/out.json")
     assert done.exit_code == 2
     assert "certified at most" in done.output
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_rounded_to_nearest_says_so() -> None:
+    asked = "net.onnx --data data.npz --eps 0.05 --indices 0"
+    assert "not proved for the real-valued networks" in run(f"{asked} --rounding nearest").output
+    assert json.loads(run(f"{asked} --rounding nearest --json -").stdout)["rounding"] == "nearest"
+    assert json.loads(run(f"{asked} --json -").stdout)["rounding"] == "outward"
