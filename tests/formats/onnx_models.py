@@ -234,7 +234,7 @@ CASES = (
         lambda b: b.op(
             "BatchNormalization", "x", *(b.const(w) for w in (weights(3), weights(3), weights(3), np.ones(3) * 0.7))
         ),
-        "Scale",
+        "Scale Scale",
     ),
     Case(
         "convolution with batch normalisation",
@@ -244,7 +244,7 @@ CASES = (
             b.op("Conv", "x", b.const(weights(3, 2, 3, 3))),
             *(b.const(w) for w in (weights(3), weights(3), weights(3), np.ones(3) * 0.7)),
         ),
-        "Conv",
+        "Conv Scale",
     ),
     Case(
         "convolution",

@@ -404,9 +404,10 @@ def _batch_normalization(context: Context, x: Value, scale: Value, bias: Value, 
     if context.attributes.get("training_mode") or context.outputs > 1:
         raise ModelError("training mode depends on the batch; export the model in evaluation mode")
     factor = _real(scale) / torch.sqrt(_real(variance) + float(context.attributes.get("epsilon", 1e-5)))
-    shift = _real(bias) - _real(mean) * factor
     spread = (-1, *(1,) * (len(context.shape(_variable(x))) - 2))
-    return context.graph.scale(_variable(x), factor.reshape(spread), shift.reshape(spread))
+    # In two steps no constant is off by more than a share of itself; one shift for both could cancel.
+    centred = context.graph.scale(_variable(x), 1.0, -_real(mean).reshape(spread))
+    return context.graph.scale(centred, factor.reshape(spread), _real(bias).reshape(spread))
 
 
 @_rule("LayerNormalization")

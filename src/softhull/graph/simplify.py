@@ -1,7 +1,9 @@
 """Rewriting a graph into fewer operators that are relaxed more tightly; the function computed stays the same.
 
 Files spell one idea in many ways: a softmax as five operators, a gelu as four. Relaxed one by one they lose
-what the idea as a whole knows. Each rule below recognises one spelling.
+what the idea as a whole knows. Each rule below recognises one spelling. Constants are joined only where their product
+or sum is a number of the format (as products of single-precision constants are in double precision): otherwise the
+joined network would be another function.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from .broadcast import broadcast
 from .builder import GraphBuilder
+from .exact import exact_product, exact_sum
 from .graph import Graph, Node
 from .operator import Operator, Shape
 from .ops.add import Subtract
@@ -197,8 +200,9 @@ def _join_scales(view: View, node: Node) -> list[Step] | None:
     if not view.only_use(node.inputs[0]) or not bool(inner.operator.shift.isfinite().all()):
         return None
     outer, first = node.operator, inner.operator
-    joined = Scale(outer.factor * first.factor, outer.factor * first.shift + outer.shift)
-    return [Step(joined, inner.inputs)]
+    factor, moved = exact_product(outer.factor, first.factor), exact_product(outer.factor, first.shift)
+    shift = None if moved is None else exact_sum(moved, outer.shift)
+    return None if factor is None or shift is None else [Step(Scale(factor, shift), inner.inputs)]
 
 
 def _scale_into_layer(view: View, node: Node) -> list[Step] | None:
@@ -217,12 +221,21 @@ def _scale_into_layer(view: View, node: Node) -> list[Step] | None:
         shift = _along(scale.shift, axis, node.shape)
         if shift is None:
             return None
-        kernel = layer.kernel * factor.reshape(-1, *(1,) * (layer.kernel.ndim - 1))
-        bias = shift.expand(node.shape[1]) if layer.bias is None else layer.bias * factor + shift
-        return [Step(replace(layer, kernel=kernel, bias=bias), inner.inputs)]
-    matrix = layer.matrix * (factor.reshape(-1, 1) if layer.left else factor)
-    bias = scale.shift if layer.bias is None else layer.bias * scale.factor + scale.shift
+        kernel = exact_product(layer.kernel, factor.reshape(-1, *(1,) * (layer.kernel.ndim - 1)))
+        bias = shift.expand(node.shape[1]) if layer.bias is None else _exact_affine(factor, layer.bias, shift)
+        return (
+            None if kernel is None or bias is None else [Step(replace(layer, kernel=kernel, bias=bias), inner.inputs)]
+        )
+    matrix = exact_product(layer.matrix, factor.reshape(-1, 1) if layer.left else factor)
+    bias = scale.shift if layer.bias is None else _exact_affine(scale.factor, layer.bias, scale.shift)
+    if matrix is None or bias is None:
+        return None
     return [Step(replace(layer, matrix=matrix, bias=None if _is(bias, 0) else bias), inner.inputs)]
+
+
+def _exact_affine(factor: Tensor, constant: Tensor, shift: Tensor) -> Tensor | None:
+    product = exact_product(factor, constant)
+    return None if product is None else exact_sum(product, shift)
 
 
 def _along(constant: Tensor, axis: int, shape: Shape) -> Tensor | None:
@@ -330,7 +343,8 @@ def _gelu(view: View, node: Node) -> list[Step] | None:
         gain, x = _multiple(view, erf.inputs[0])
         a, base = (1.0, other) if other == x else _multiple(view, other)
         if gain is not None and gain > 0 and a is not None and base == x:
-            return [Step(Gelu(gain), (x,)), Step(_factor(2 * a * c), (PREVIOUS,))]
+            exact = exact_product(*(torch.tensor(number, dtype=torch.float64) for number in (2 * a, c)))
+            return None if exact is None else [Step(Gelu(gain), (x,)), Step(_factor(float(exact)), (PREVIOUS,))]
     return None
 
 
