@@ -13,7 +13,7 @@ from softhull.runs.store import Store
 def rows(path: Path) -> dict[tuple[object, ...], Row]:
     with Store.read(path) as store:
         listed = list(store.rows())
-    found = {
+    found: dict[tuple[object, ...], Row] = {
         (row.question, row.score, row.network, row.eps, row.method, row.softmax_bound, row.index): row for row in listed
     }
     assert len(found) == len(listed)
