@@ -89,6 +89,7 @@ def test_wrong_input(attention: Case, tmp_path: Path) -> None:
         {"property": {"kind": "class", "label": 3, "rivals": [0]}},
         {"property": {"kind": "class", "label": 11, "rivals": [0]}},
         {"property": {"kind": "class", "label": 0, "rivals": [11]}},
+        {"property": {"kind": "class", "label": 0, "rivals": []}},
         {"property": {"kind": "magic", "label": 0}},
         {"property": {"kind": "score", "score": "nll", "label": 0, "bound": 0.1}},
         {"steps": []},

@@ -51,7 +51,9 @@ def class_certificate(
         rivals = []
     else:
         rivals = [k for k in range(classes) if k != label] if rivals is None else [k for k in rivals if k != label]
-        found = float(proof.claim_lead(logits, label, rivals).min(initial=math.inf))
+        if not rivals:
+            raise NoProof("there is no other class to stay ahead of")
+        found = float(proof.claim_lead(logits, label, rivals).min())
     if not found > 0:
         raise NoProof(f"the rules of the checker prove a margin of {found:.3g} only")
     return proof.certificate({"kind": "class", "label": int(label), "rivals": [int(k) for k in rivals]}, index)

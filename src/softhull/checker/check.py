@@ -243,8 +243,10 @@ def conclusion(
     rivals = claim["rivals"]
     if not isinstance(rivals, list) or not all(isinstance(r, int) and 0 <= r < classes for r in rivals):
         raise Refused("rivals out of range")
+    if not rivals or label in rivals:
+        raise Refused("no rivals, or the label among them")
     for rival in rivals:
-        if rival != label and not known.difference(logits, label, rival) > 0:
+        if not known.difference(logits, label, rival) > 0:
             raise Refused(f"it is not proved that class {label} stays ahead of class {rival}")
     everyone = set(rivals) | {label} == set(range(classes))
     return f"class {label} stays ahead of {'all others' if everyone else 'classes ' + json.dumps(sorted(set(rivals)))}"

@@ -23,8 +23,8 @@ from .balls import Balls, Floats, exact
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 LARGEST_FILE = 1 << 30  # bytes
-LARGEST_NODE = 1 << 24  # weights of one operator, or scalar products
-LARGEST_NETWORK = 1 << 25  # the same over all operators
+LARGEST_NODE = 1 << 22  # weights of one operator, or scalar products
+LARGEST_NETWORK = 1 << 24  # the same over all operators
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,8 @@ class _Reader:
         versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
         if not versions or not model.graph.node:
             raise self._bad("not an ONNX file")
+        if model.functions:
+            raise self._bad("defines operators of its own")
         self.opset = versions[0]
         return model.graph
 
