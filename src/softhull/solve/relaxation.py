@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.relu import LeakyRelu, Relu
-from ..graph.rounding import share
+from ..graph.rounding import share, underflow
 from ..propagate.perturbation import Region
 from .layers import Stack
 from .neurons import NeuronBounds, neuron_bounds
@@ -134,8 +134,10 @@ class Relaxation:
         """Constant bounds ``[B, K]`` on the mean probabilities of the ensemble."""
         least = torch.cat([part.softmax.least for part in self.stacks], 1).mean(1)
         most = torch.cat([part.softmax.most for part in self.stacks], 1).mean(1)
-        cost = self.share(self.networks)
-        return least * (1 - cost), (most * (1 + cost)).clamp(max=1)
+        if not self.outward:
+            return least, most
+        cost, lost = self.share(self.networks), underflow(least.dtype)
+        return (least * (1 - cost) - lost).clamp(min=0), (most * (1 + cost) + lost).clamp(max=1)
 
     def share(self, operations: int) -> float:
         """What so many operations may cost relative to the sum of the absolute values of their terms."""
