@@ -83,7 +83,11 @@ def _task(task: dict[str, Any], label: str, network: str, picture_set: int | Non
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:
     command = run["command"]
-    text = " ".join(f"{name}={value}" for name, value in command.items()) if isinstance(command, dict) else str(command)
+    if isinstance(command, dict):
+        given = {name: value for name, value in command.items() if name != "command" and value is not None}
+        text = " ".join([str(command.get("command", "")), *(f"{name}={value}" for name, value in given.items())])
+    else:
+        text = str(command)
     ended = None if run["ended"] is None else _moment(run["ended"])
     return {"began": _moment(run["began"]), "ended": ended, "version": run["version"], "command": text[:_LONGEST]}
 

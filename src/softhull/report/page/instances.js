@@ -36,13 +36,14 @@ function showDetail(row) {
     ["perturbation", `radius ${task.eps}, ${perturbation(task)}`],
     [isScore(task.question) ? "score" : "property", task.score ?? task.property ?? NONE],
   ];
+  const values = isScore(task.question) ? ["clean", "attack", "bound"] : ["attack", "bound"];
   const answers = siblingsOf(row).map((one) =>
     element(
       "tr",
       {},
       element("td", { class: "left" }, methodName(taskOf(one).label, task.question)),
       element("td", { class: "left" }, chip(verdictOf(one))),
-      ...["clean", "attack", "bound"].map((name) => element("td", {}, number(columns[name][one], 6))),
+      ...values.map((name) => element("td", {}, number(columns[name][one], 6))),
       element("td", {}, seconds(columns.cpu[one])),
     ),
   );
@@ -62,7 +63,7 @@ function showDetail(row) {
       element(
         "table",
         {},
-        element("thead", {}, element("tr", {}, ["method", "verdict", "clean", "attack", "bound", "CPU"].map((name, place) => element("th", { class: place < 2 ? "left" : "" }, name)))),
+        element("thead", {}, element("tr", {}, ["method", "verdict", ...values, "CPU"].map((name, place) => element("th", { class: place < 2 ? "left" : "" }, name)))),
         element("tbody", {}, answers),
       ),
     ),

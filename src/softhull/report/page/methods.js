@@ -112,7 +112,7 @@ function drawCost(rows) {
   section(
     "cost",
     "Cost",
-    "CPU time of an instance: share of each method's instances, on a logarithmic scale.",
+    "CPU time of an instance, on a logarithmic scale. Instances worked on together share their time equally.",
     chart(
       "cost",
       "line",

@@ -33,7 +33,7 @@ function drawReproduce() {
       element("td", { class: "left" }, run.began),
       element("td", { class: "left" }, run.ended ?? "not ended"),
       element("td", { class: "left" }, run.version),
-      element("td", { class: "left" }, element("code", {}, run.command)),
+      element("td", { class: "left wrap" }, element("code", {}, run.command)),
     ),
   );
   section(
