@@ -22,6 +22,10 @@ from .errors import SofthullError as SofthullError
 
 if TYPE_CHECKING:
     from .attack.score import ScoreAttack as ScoreAttack
+    from .certificates.write import class_certificate as class_certificate
+    from .certificates.write import score_certificate as score_certificate
+    from .checker.certificate import write_certificate as write_certificate
+    from .checker.check import check_certificate as check_certificate
     from .formats.datasets import load_dataset as load_dataset
     from .formats.onnx import load_onnx as load_onnx
     from .formats.torch_module import from_torch as from_torch
@@ -88,6 +92,10 @@ _ON_FIRST_USE = {
     "Entropy": ("verify.scores", "onnx"),
     "UncertaintyResult": ("verify.uncertainty", "onnx"),
     "verify_uncertainty": ("verify.uncertainty", "onnx"),
+    "check_certificate": ("checker.check", "check"),
+    "class_certificate": ("certificates.write", "check"),
+    "score_certificate": ("certificates.write", "check"),
+    "write_certificate": ("checker.certificate", "check"),
 }
 
 
