@@ -137,7 +137,7 @@ class _Reader:
         found = self.path.parent / name
         if not found.is_file():
             self.fail(place, f"there is no file {str(found)!r}; paths are relative to the campaign file")
-        return found
+        return found.absolute()  # a store is read from other folders, too
 
     def _network(self, place: str, entry: dict[str, Any]) -> None:
         from ..formats.onnx import load_onnx

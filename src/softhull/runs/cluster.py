@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -54,7 +55,11 @@ class DaskExecutor:
         self._cluster = None
         if address is None:
             self._cluster = LocalCluster(
-                n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,
             )
         try:
             self._client = Client(self._cluster or address, timeout=_CONNECT, set_as_default=False)

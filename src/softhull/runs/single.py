@@ -72,9 +72,9 @@ class Asked:
         task = Task(
             self.question,
             name,
-            tuple(Model(network.path, network.sha256) for network in self.networks),
+            tuple(Model(str(Path(network.path).absolute()), network.sha256) for network in self.networks),
             Path(self.dataset.path).stem,
-            self.dataset.path,
+            str(Path(self.dataset.path).absolute()),
             self.perturbation,
             self.method_name,
             self.method,
