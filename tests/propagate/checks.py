@@ -13,7 +13,7 @@ from softhull.propagate.methods import Method
 from softhull.propagate.optimize import optimize_differences, optimized_lower
 from softhull.propagate.perturbation import Region
 
-# Propagation rounds to nearest: claims hold up to the rounding of their own evaluation.
+# The values that claims are compared with are rounded; tests/soundness compares with exact ones.
 ROUNDING = 1e-9
 
 

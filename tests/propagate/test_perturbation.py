@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -72,3 +73,55 @@ def test_senseless_perturbations_are_refused(arguments, message):
 def test_an_input_outside_the_clip_range_is_refused():
     with pytest.raises(InvalidInput, match="clip range"):
         Perturbation(0.1, clip=(0.0, 0.5)).around(torch.ones(1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_region_holds_the_real_ball_and_its_inner_box_stays_inside(dtype):
+    x = _points(4)
+    eps = 0.016
+    region = Perturbation(eps).around(x, dtype=dtype)
+    least, most = region.inner
+    for i, centre in enumerate(x.flatten().tolist()):
+        low, high = Fraction(centre) - Fraction(eps), Fraction(centre) + Fraction(eps)
+        assert Fraction(float(region.lower.flatten()[i])) <= low <= Fraction(float(least.flatten()[i]))
+        assert Fraction(float(most.flatten()[i])) <= high <= Fraction(float(region.upper.flatten()[i]))
+        # and not a number further than necessary
+        assert math.nextafter(float(least.flatten()[i]), -math.inf) < low
+        assert math.nextafter(float(most.flatten()[i]), math.inf) > high
+
+
+@pytest.mark.parametrize("norm", [math.inf, 2, 1])
+def test_membership_is_decided_in_exact_arithmetic(norm):
+    """Points one unit in the last place inside and outside of the ball; sums in floating point cannot tell them."""
+    seen = set()
+    for seed in range(40):
+        x = _points(seed)[:1]
+        region = Perturbation(0.1, norm).around(x)
+        step = torch.zeros_like(x)
+        if norm == math.inf:
+            step[...] = 0.1
+        else:
+            step[0, 0] = 0.1 / (4 if norm == 1 else 2)
+        point = (x + step)[0]
+        for moved in (point, torch.nextafter(point, x[0]), torch.nextafter(point, torch.full_like(point, 9.0))):
+            apart = [abs(Fraction(a) - Fraction(b)) for a, b in zip(moved.flatten().tolist(), x.flatten().tolist())]
+            size = max(apart) if norm == math.inf else sum(a ** int(norm) for a in apart)
+            inside = size <= (Fraction(0.1) if norm == math.inf else Fraction(0.1) ** int(norm))
+            assert region.contains(moved) == inside
+            seen.add(inside)
+    assert seen == {True, False}
+
+
+def test_the_minimum_is_below_the_real_one():
+    """Cancelling coefficients: the computed value alone is sometimes above."""
+    above = 0
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.rand((1, 60), generator=generator, dtype=torch.float64)
+        region = Perturbation(0.0 if seed % 2 else 1e-9).around(x)
+        C = torch.randn((1, 1, 60), generator=generator, dtype=torch.float64)
+        corner = torch.where(C[0] >= 0, region.lower, region.upper)
+        exact = sum(Fraction(a) * Fraction(b) for a, b in zip(C.flatten().tolist(), corner.flatten().tolist()))
+        assert Fraction(float(region.minimum(C))) <= exact
+        above += Fraction(float(region.minimum(C, outward=False))) > exact
+    assert above

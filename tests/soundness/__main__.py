@@ -42,7 +42,7 @@ def run(seed: int, seconds: float, checks: int, instances: int, rounding: str = 
         if found.violations:
             print(f"seed {seed}: {found.violations} violations, {(found.wrong or [''])[0]}", flush=True)
         seed += 1
-        if seed % 500 == 0:
+        if seed % 100 == 0:
             print(f"next seed {seed}: {_line(planes, graphs, done)}", flush=True)
     return planes, graphs, done
 

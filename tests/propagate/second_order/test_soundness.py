@@ -22,7 +22,7 @@ from tests.graph.random_graphs import random_graph
 from tests.propagate.checks import points_of
 from tests.propagate.networks import random_attention
 
-NETWORKS = int(os.environ.get("SOFTHULL_RANDOM_NETWORKS", "6"))
+NETWORKS = int(os.environ.get("SOFTHULL_RANDOM_NETWORKS", "4"))
 NORMS = (math.inf, math.inf, 2, 1)
 # What is checked is itself evaluated in floating point.
 ROUNDING = 1e-10
@@ -104,7 +104,7 @@ def test_random_attention(seed):
     assert _check(graph, Perturbation(10 ** rng.uniform(-4, -0.3), norm, clip).around(x), seed) == 6
 
 
-@pytest.mark.parametrize("seed", range(max(4, NETWORKS // 5)))
+@pytest.mark.parametrize("seed", range(max(3, NETWORKS // 5)))
 def test_random_graphs(seed):
     rng = np.random.default_rng(2000 + seed)
     graph = random_graph(rng, blocks=int(rng.integers(1, 5)))
@@ -129,9 +129,9 @@ def test_a_point_is_bounded_by_its_own_value():
 @pytest.mark.parametrize("method", ["auto", "second-order"])
 @pytest.mark.parametrize("norm", [math.inf, 2])
 def test_verdicts_add_up_and_no_proof_is_broken(method, norm):
-    for seed in range(2):
+    for seed in range(1):
         rng = np.random.default_rng(seed)
-        graph = random_attention(rng)
+        graph = random_attention(rng, depth=1)
         x = rng.uniform(0, 1, size=(6, *graph.input_shape))
         label = rng.integers(0, 3, size=6)
         perturbation = Perturbation(0.03, norm)
