@@ -14,7 +14,7 @@ import numpy as np
 from ..checker.balls import Balls, Floats, exact, lower_floats
 from ..checker.certificate import FORMAT, VERSION, Certificate
 from ..checker.check import LARGEST_STEP, region_of, sha256, unit_rows
-from ..checker.network import Indices, Kink, Networks, Product, Softmax, View
+from ..checker.network import Indices, Input, Kink, Linear, Networks, Product, Softmax, Sum, View
 from ..checker.replay import Functions, Knowledge, Rule
 from .planes import best_lower, best_upper, centre, parameters
 
@@ -63,7 +63,8 @@ class Proof:
             if isinstance(node, Kink):
                 lower, upper = self.known.box(node.x)
                 crossing = np.unique(node.x.index[(lower < 0) & (upper > 0)])
-                self.claim_entries(self._whole(node.x.node), crossing, stops)
+                if self._deep(node.x.node):  # otherwise interval arithmetic is exact
+                    self.claim_entries(self._whole(node.x.node), crossing, stops)
             elif isinstance(node, Product):
                 for view in (node.x, node.y):
                     if not isinstance(self.networks.nodes[view.node], Softmax | Kink):
@@ -301,6 +302,12 @@ class Proof:
     def _parts(self, items: Any, sides: int) -> list[Any]:
         step = max(1, LARGEST_STEP // (sides * self._widest))
         return [items[i : i + step] for i in range(0, len(items), step)]
+
+    def _deep(self, index: int) -> bool:
+        """Whether a node is more than one matrix away from the input."""
+        before = [self.networks.nodes[i] for i in self._ancestors([self._whole(index)])]
+        simple = [n for n in before if isinstance(n, Input | Linear) or (isinstance(n, Sum) and len(n.views) == 1)]
+        return len(simple) < len(before) or sum(isinstance(n, Linear) for n in before) > 1
 
     def ancestors(self, network: int) -> set[int]:
         """The nodes that the output of a network depends on, with its own."""

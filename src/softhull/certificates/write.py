@@ -135,7 +135,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise InvalidInput(f"{path}: {problem.strerror or 'cannot be made a folder'}") from None
-        self.written: dict[int, str] = {}
+        self.written: dict[int, dict[str, Any]] = {}
         self.missing: dict[int, str] = {}
 
     def keep(self, index: int, make: Callable[[], Certificate]) -> None:
@@ -147,13 +147,15 @@ class Folder:
             return
         name = f"certificate-{index:05d}.npz"
         write_certificate(self.path / name, certificate)
-        self.written[index] = name
+        self.written[index] = {"certificate": name}
+        if "bound" in certificate.header["property"]:
+            self.written[index]["certificate_bound"] = certificate.header["property"]["bound"]
 
     def described(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The answer of a command with the file, or the reason why there is none, beside every instance."""
         for record in answer["instances"]:
             if record["index"] in self.written:
-                record["certificate"] = self.written[record["index"]]
+                record.update(self.written[record["index"]])
             elif record["index"] in self.missing:
                 record["certificate"], record["no_certificate"] = None, self.missing[record["index"]]
         return answer
