@@ -84,7 +84,9 @@ def _leave(message: str, code: int) -> NoReturn:
 _EPILOG = """\b
 Examples
   softhull bounds --lower=-1,0,2 --upper=0,1,3
-  softhull plot sigmoid --interval -2 2 --out figure1.png
+  softhull verify MODEL.onnx --data images.npz --eps 0.016 --clip 0 1
+  softhull run campaign.toml --store runs.db
+  softhull report runs.db -o report.html
 \b
 Shell completion
   eval "$(_SOFTHULL_COMPLETE=bash_source softhull)"      (or zsh_source, fish_source)"""
