@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,22 @@ def test_hostile_names_are_shown_as_they_are(wide: Any, tmp_path: Path) -> None:
     assert column(browser, "#headline", 1) == [nasty, nasty]
     assert "1 contradiction" in texts(browser, "#alarm")[0]
     assert browser.get_log("browser") == []
+
+
+def test_descriptions_that_make_no_sense_do_no_harm(wide: Any, tmp_path: Path) -> None:
+    store = made_up_store(tmp_path, 3, (0.01,))
+    with sqlite3.connect(store) as connection:
+        connection.execute(
+            "UPDATE tasks SET eps = 9e999, models = '7', settings = 'null', norm = '__proto__' WHERE id = 1"
+        )
+        connection.execute("UPDATE tasks SET question = '__proto__', clip_low = NULL, score = 'x' WHERE id = 3")
+        connection.execute("UPDATE answers SET bound = 9e999, cpu_seconds = -9e999 WHERE rowid % 2")
+    connection.close()
+    browser = opened(wide, written(store))
+    for tab in range(len(texts(browser, ".tab"))):
+        click(browser, ".tab", tab)
+        assert column(browser, "#instances", 1)[0] == "0"
+        assert browser.get_log("browser") == []
 
 
 def test_an_empty_store_says_so(wide: Any, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ const NONE = "–";
 
 function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return NONE;
+  if (typeof value !== "number") return String(value); // a damaged store
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace("-", "−");
