@@ -22,8 +22,14 @@ from softhull.errors import SofthullError
 from .conftest import Case
 from .evaluate import values
 
-COUNT = int(os.environ.get("SOFTHULL_MUTATIONS", "40"))
+COUNT = int(os.environ.get("SOFTHULL_MUTATIONS", "24"))
 SEED = int(os.environ.get("SOFTHULL_SEED", "0"))
+
+
+@pytest.mark.parametrize("kind", ["attention", "ensemble"])
+def test_claims_are_true(kind: str, request: pytest.FixtureRequest) -> None:
+    case: Case = request.getfixturevalue(kind)
+    assert_true(case.certificate, case, np.random.default_rng(0), 0)
 
 
 @pytest.mark.parametrize("kind", ["attention", "ensemble"])
