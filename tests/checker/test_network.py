@@ -58,7 +58,8 @@ OPS: dict[str, tuple[str, list[str], dict[str, Any], dict[str, np.ndarray]]] = {
     "softmax": ("Softmax", ["x"], {"axis": 0}, {}),
     "transpose": ("Transpose", ["x"], {}, {}),
     "flatten": ("Flatten", ["x"], {"axis": 0}, {}),
-    "squeeze": ("Identity", ["x"], {}, {}),
+    "identity": ("Identity", ["x"], {}, {}),
+    "gather": ("Gather", ["x", "c"], {"axis": 1}, {"c": np.array([2, -3, 2])}),
     "unsqueeze": ("Unsqueeze", ["x", "c"], {}, {"c": np.array([0, 2])}),
 }
 
@@ -71,6 +72,29 @@ def test_operators(case: str, tmp_path: Path) -> None:
         helper.make_node("Reshape", ["z", "flat"], ["y"]),
     ]
     agrees(save(tmp_path / "m.onnx", nodes, constants | {"flat": np.array([1, -1])}, [2, 3]), np.random.default_rng(1))
+
+
+def test_shapes_computed_on_the_way(tmp_path: Path) -> None:
+    """Shape, Gather, ReduceProd, Max and Concat of whole numbers, as exporters write them."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("ReduceProd", ["shape"], ["all"], keepdims=1),
+        helper.make_node("Gather", ["shape", "first"], ["rows"]),
+        helper.make_node("Max", ["rows", "one"], ["most"]),
+        helper.make_node("Concat", ["most", "all"], ["wide"], axis=0),
+        helper.make_node("Gather", ["wide", "last"], ["count"]),
+        helper.make_node("Concat", ["one", "count"], ["flat"], axis=0),
+        helper.make_node("Reshape", ["x", "flat"], ["y"]),
+    ]
+    constants = {"first": np.array([0]), "last": np.array([1]), "one": np.array([1])}
+    agrees(save(tmp_path / "m.onnx", nodes, constants, [2, 3]), np.random.default_rng(1))
+
+
+def test_wide_broadcasts_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["z"]), helper.make_node("Mul", ["x", "z"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, {"axis": np.array([2])}, [1, 1 << 14])
+    with pytest.raises(ModelError, match="larger than"):
+        Networks([path])
 
 
 def test_softmax_of_old_operator_sets_flattens(tmp_path: Path) -> None:

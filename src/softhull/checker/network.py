@@ -332,6 +332,43 @@ def _constant(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return reader._array(attributes["value"])
 
 
+def _gather(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    x, chosen = operands
+    _limit(math.prod(_shape(x)) * _whole(chosen).size)
+    return _moved(lambda t: np.take(t, chosen, attributes.get("axis", 0)), x)
+
+
+def _shape_of(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    if attributes:
+        raise ModelError("a part of a shape")
+    return np.array(_shape(operands[0]), dtype=np.int64)
+
+
+def _concat(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    _limit(sum(_whole(part).size for part in operands))
+    return np.concatenate(operands, attributes["axis"])
+
+
+def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    (x,) = operands
+    axes = tuple(attributes["axes"]) if "axes" in attributes else None
+    return np.prod(_whole(x), axis=axes, keepdims=bool(attributes.get("keepdims", 1)))
+
+
+def _maximum(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    parts = np.broadcast_arrays(*(_whole(part) for part in operands))
+    _limit(parts[0].size * len(parts))
+    return np.maximum.reduce(parts)
+
+
+def _whole(value: Any) -> Indices:
+    """Whole numbers, of which shapes are made; reals are not computed with before the walk."""
+    if isinstance(value, View) or value.dtype.kind not in "iu":
+        raise ModelError("anything but whole numbers")
+    found: Indices = value
+    return found
+
+
 def _matmul(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, y = operands
     rank = max(len(_shape(x)), len(_shape(y)))
@@ -383,6 +420,7 @@ def _subtract(reader: _Reader, operands: Any, attributes: Any) -> View:
 def _multiply(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, y = operands
     shape = np.broadcast_shapes(_shape(x), _shape(y))
+    _limit(math.prod(shape))
     if isinstance(x, View) and isinstance(y, View):
         left, right = (View(v.node, np.broadcast_to(v.index, shape).ravel()) for v in (x, y))
         every = np.arange(math.prod(shape))
@@ -443,17 +481,22 @@ def _softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
 OPERATORS: dict[str, Callable[[_Reader, Any, Any], Value]] = {
     "Add": _add,
     "Clip": _clip,
+    "Concat": _concat,
     "Constant": _constant,
     "Div": _divide,
     "Einsum": _einsum,
     "Flatten": _flatten,
+    "Gather": _gather,
     "Gemm": _gemm,
     "Identity": _identity,
     "LeakyRelu": _leaky_relu,
     "MatMul": _matmul,
+    "Max": _maximum,
     "Mul": _multiply,
+    "ReduceProd": _reduce_product,
     "Relu": _relu,
     "Reshape": _reshape,
+    "Shape": _shape_of,
     "Softmax": _softmax,
     "Squeeze": _squeeze,
     "Sub": _subtract,
