@@ -391,3 +391,18 @@ def test_sides_that_do_not_exist_are_none() -> None:
     assert softhull.BOUNDS["lse*"].upper is None
     mixed = softmax_planes([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], "lse*/lse")
     assert mixed.upper is not None
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_envelope_is_a_majorant_wherever_the_interval_starts(dtype: str) -> None:
+    """Just left of the bend the tangent point is nearly the start, and must not be taken for anything further out."""
+    info = np.finfo(dtype)
+    for length in np.geomspace(1e-9, 30, 40):
+        for highest in (1e-4, 1e-2, 0.3, 3.0, 40.0):
+            low, high = np.array([-length, 0.0], dtype=dtype), np.array([highest, 0.0], dtype=dtype)
+            for v in np.linspace(low[0], high[0], 7)[:, None] * np.array([[1.0, 0.0]]):
+                _, above = softmax_bounds(np.clip(v.astype(dtype), low, high), low, high, "hull", outputs=0)
+                p = softmax(v)[0]
+                assert above >= p - 16 * info.eps
+                if length < 0.3 and v[0] > length:  # beyond the tangent point the sigmoid is its own envelope
+                    assert above <= p + 1e-4

@@ -13,14 +13,14 @@ from .graphs import check_graph
 from .planes import KINDS, Tally, check_planes
 
 FORMATS = (torch.float64, torch.float32)
-BATCH = 8  # regions of one random graph
+BATCH = 32  # regions of one random graph
 
 
 def planes_round(seed: int, rounding: str) -> Tally:
     """Boxes of one kind and size, all bounds."""
     rng = np.random.default_rng([seed, 0])
     K = int(rng.choice([2, 2, 3, 4, 5, 8, 16]))
-    return check_planes(rng, K, KINDS[seed % len(KINDS)], str(rng.choice(["float64", "float32"])), rounding, 24, 8)
+    return check_planes(rng, K, KINDS[seed % len(KINDS)], str(rng.choice(["float64", "float32"])), rounding, 64, 8)
 
 
 def graph_round(seed: int, rounding: str) -> Tally:

@@ -14,7 +14,7 @@ from .exact import DIGITS, balls, softmax
 
 Array = np.ndarray
 LONG = np.longdouble
-KINDS = ("typical", "narrow", "wide", "huge", "saturated", "mixed", "far", "point")
+KINDS = ("typical", "narrow", "wide", "huge", "saturated", "mixed", "far", "point", "bend")
 
 
 @dataclass
@@ -58,6 +58,10 @@ def random_boxes(rng: np.random.Generator, kind: str, K: int, batch: int, dtype:
         middle += 10.0 ** rng.uniform(2, 4, (batch, 1)) * rng.choice([-1, 1], (batch, 1))
     elif kind == "point":
         half *= rng.random((batch, K)) < 0.3
+    elif kind == "bend":  # the log-odds of the first output start just where the sigmoid bends
+        half *= 10.0 ** rng.uniform(-3, 1, (batch, 1))
+        start = np.log(np.exp((middle + half)[:, 1:]).sum(-1)) - 10.0 ** rng.uniform(-9, 0, batch)
+        middle[:, 0] = start + half[:, 0]
     lower, upper = (middle - half).astype(dtype), (middle + half).astype(dtype)
     return np.minimum(lower, upper), np.maximum(lower, upper)
 

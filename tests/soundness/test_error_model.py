@@ -24,6 +24,7 @@ FUNCTIONS: dict[str, tuple[Exact, float, float]] = {
     "tanh": (arb.tanh, -20.0, 20.0),
     "sigmoid": (lambda v: 1 / (1 + (-v).exp()), -80.0, 80.0),
     "erf": (arb.erf, -6.0, 6.0),
+    "erfc": (arb.erfc, -6.0, 5.0),
     "sqrt": (arb.sqrt, 1e-30, 1e30),
     "rsqrt": (lambda v: 1 / v.sqrt(), 1e-30, 1e30),
     "reciprocal": (lambda v: 1 / v, -1e6, 1e6),

@@ -35,5 +35,5 @@ def test_propagation_holds_in_exact_arithmetic(seed: int, dtype: torch.dtype) ->
 
 def test_rounding_to_nearest_is_caught() -> None:
     """The same rounds without charged rounding fail: the suite can tell."""
-    assert sum(planes_round(seed, "nearest").violations for seed in range(2)) > 0
-    assert sum(graph_round(seed, "nearest").violations for seed in range(4)) > 0
+    assert planes_round(0, "nearest").violations
+    assert graph_round(1, "nearest").violations

@@ -37,9 +37,10 @@ def tangent_point(start: Array) -> tuple[Array, Array]:
         slope, span = p * q, t + reach
         wrong = from_start * (p - shrink * q) / span - slope  # chord slope minus slope at t
         t = t - wrong / (slope * (p - q) - wrong / span)
+    # rounding of 1 - p for long chords and of p - shrink * q for short ones, carried through the division; what the
+    # series leaves out falls faster than the length
+    error = 16 * eps * (1 + reach + 1 / (t * t)) * (length / reach)
     t = xp.where(length < short, length * (0.5 - length * length / 80), t)
-    # rounding of 1 - p for long chords and of p - shrink * q for short ones, carried through the division
-    error = xp.where(length > 0, 16 * eps * (1 + reach + 1 / maximum(t * t, eps)), xp.zeros_like(t))
     return maximum(t - error, 0.0), t + error
 
 
@@ -52,7 +53,8 @@ def concave_envelope(v: Array, lowest: Array, highest: Array) -> tuple[Array, Ar
     below, above = where_true((lowest < 0) & (highest > 0), tangent_point, (lowest,), otherwise)
     at_lowest = sigmoid(lowest)
     at_below = sigmoid(below)
-    slope_of_chord = xp.where(highest < above, chord_slope(lowest, highest), at_below * (1 - at_below))
+    # The chord of the whole interval is a majorant only if it certainly ends before the tangent point.
+    slope_of_chord = xp.where(highest <= below, chord_slope(lowest, highest), at_below * (1 - at_below))
     on_chord = v < above
     at_v = sigmoid(v)
     value = xp.where(on_chord, at_lowest + slope_of_chord * (v - lowest), at_v)
