@@ -38,3 +38,43 @@ def sigmoid(interval: tuple[float, float], bounds: str | None, out: Path) -> Non
 
     names = None if bounds is None else names_in_table((name.strip() for name in bounds.split(",")), size=2)
     click.echo(f"wrote {save(sigmoid_figure(interval, names), out)}")
+
+
+@command.command("margins")
+@click.option("--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which of the bundled digits.")
+@click.option("--eps", type=float, default=0.08, show_default=True, help="The largest radius.")
+@click.option("--radii", type=click.IntRange(min=2), default=9, show_default=True, help="How many radii.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("second-order.png"),
+    show_default=True,
+    help="PNG, PDF or SVG, by the ending of the name.",
+)
+def margins(index: int, eps: float, radii: int, out: Path) -> None:
+    """Margins of a digit on the bundled attention network against the radius: linear, second order, attack.
+
+    \b
+    Example
+      softhull plot margins --index 0 --eps 0.08 --out second-order.png
+    """
+    import torch
+
+    from ..data import bundled
+    from ..errors import InvalidInput
+    from ..formats.datasets import load_dataset
+    from ..formats.onnx import load_onnx
+    from ..report.figures import save
+    from ..report.second_order_figure import margins as find
+    from ..report.second_order_figure import margins_figure
+
+    if not eps > 0:
+        raise InvalidInput(f"--eps must be positive, got {eps}")
+    network, digits = load_onnx(bundled("digits-attention.onnx")), load_dataset(bundled("digits.npz"))
+    if index >= len(digits):
+        raise InvalidInput(f"--index {index}: there are {len(digits)} digits")
+    graph = network.logits.to(torch.float64)
+    x = torch.as_tensor(digits.take([index]), dtype=torch.float64).reshape(1, *graph.input_shape)
+    at = torch.linspace(0, eps, radii, dtype=torch.float64)
+    found = find(graph, x, torch.tensor([int(digits.y[index])]), at)
+    click.echo(f"wrote {save(margins_figure(at, found), out)}")

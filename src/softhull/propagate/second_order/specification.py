@@ -47,6 +47,18 @@ class Quadratic:
         """A corner of the noise ``[P, n]`` where the quadratic is small."""
         return vertex_minimiser(LowRankQuadratic(self.linear, *self.joined()))[0]
 
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
+        P, n = self.linear.shape
+        B, lost = self.linear.new_zeros(P, n, n), self.linear.new_zeros(P)
+        for u, c in zip(self.maps, self.matrices):
+            width = u.shape[2]
+            B[:, :width, :width] += u.mT @ (c @ u)
+            reach = u.abs().sum(-1, keepdim=True)
+            lost = lost + (reach.mT @ (c.abs() @ reach))[:, 0, 0]
+        operations = 4 * max(u.shape[1] for u in self.maps) + len(self.maps) + 4
+        return B, rounding(B, operations) * lost
+
     def joined(self) -> tuple[Tensor, Tensor]:
         """One map and one matrix for all bases."""
         P, n = self.linear.shape
@@ -171,17 +183,14 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     if not found.maps:
         bound = found.constant - noise.radius(linear)
         return torch.where(bound.isfinite(), bound, -math.inf)
-    U, C = found.joined()
     goal = target - found.constant
-    if U.shape[1] < 0.6 * n:
-        value, _ = maximise(LowRankQuadratic(linear, U, C, ball), steps, goal)
+    if sum(u.shape[1] for u in found.maps) < 0.6 * n:
+        value, _ = maximise(LowRankQuadratic(linear, *found.joined(), ball), steps, goal)
     else:
-        # The rounding of B, at its worst everywhere at once.
-        reach = U.abs().sum(-1, keepdim=True)
-        spread = rounding(linear, 4 * U.shape[1] + 4) * (reach.mT @ (C.abs() @ reach))[:, 0, 0]
+        B, lost = found.dense()
         # One factorisation of a large matrix takes longer than all that it may gain is worth trying again for.
-        value, _ = bound_dense(DenseQuadratic(linear, U.mT @ C @ U, ball), steps if n < _LARGE else 1, goal + spread)
-        value = value - spread
+        value, _ = bound_dense(DenseQuadratic(linear, B, ball), steps if n < _LARGE else 1, goal + lost)
+        value = value - lost
     bound = found.constant + value
     return torch.where(bound.isfinite(), bound, -math.inf)
 
