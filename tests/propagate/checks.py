@@ -9,7 +9,7 @@ from softhull.attack.pgd import minimize_margin
 from softhull.graph.graph import Graph
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.crown import LinearBounds
-from softhull.propagate.methods import Method
+from softhull.propagate.methods import Linear, Paper
 from softhull.propagate.optimize import optimize_differences, optimized_lower
 from softhull.propagate.perturbation import Region
 
@@ -30,7 +30,7 @@ def points_of(region: Region, seed: int, count: int = 60) -> Tensor:
     return torch.stack(found)
 
 
-def assert_claims_hold(graph: Graph, region: Region, method: Method, seed: int) -> LinearBounds:
+def assert_claims_hold(graph: Graph, region: Region, method: Linear | Paper, seed: int) -> LinearBounds:
     """Every interval, difference and specification bound survives sampled and attacked points."""
     generator = torch.Generator().manual_seed(seed)
     bounds = LinearBounds(graph, region, method)
