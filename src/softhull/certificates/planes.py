@@ -22,8 +22,8 @@ def centre(x: Logits) -> Floats:
     return np.clip(apart + middle.mean(), x.low, x.high)
 
 
-def best_lower(x: Logits, k: int, at: Floats) -> tuple[float, float, float, float]:
-    """Reference, theta, alpha and gamma of the plane below ``p_k`` that is highest at a point."""
+def best_lower(x: Logits, k: int, at: Floats, like: Floats | None = None) -> tuple[float, float, float, float]:
+    """Reference, theta, alpha and gamma of the plane below ``p_k`` highest at a point, or nearest to a slope."""
     best, value = (-1.0, 0.0, 0.0, 1.0), -np.inf
     for reference, theta in _references(x, k):
         found = parameters(x, k, at, reference, theta)
@@ -31,7 +31,10 @@ def best_lower(x: Logits, k: int, at: Floats) -> tuple[float, float, float, floa
             slope, offset = lower_plane(x, k, *found)
         except NotAPlane:
             continue
-        here = float(offset + (slope * at.tolist()).sum())
+        if like is None:
+            here = float(offset + (slope * at.tolist()).sum())
+        else:
+            here = -float(np.abs(slope.astype(np.float64) - like).max())
         if here > value:
             best, value = (float(found[0]), *found[1:]), here
     return best

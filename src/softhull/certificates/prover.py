@@ -86,22 +86,23 @@ class Proof:
         self.claim_differences(scores, pairs, stops)
         self.contract = before
 
-    def derive_planes(self, index: int, at: Floats | None = None, own: bool = False) -> int:
+    def derive_planes(self, index: int, at: Floats | None = None, like: Floats | None = None) -> int:
         """Planes below and above every output of a softmax, touching at logits ``[R, K]`` or amid what is known.
 
-        With ``own`` there is a second plane below every output, relative to its own logit. Returns the step.
+        With slopes ``like [R, K, K]`` the planes below are those nearest to them, and every output gets a second one,
+        relative to its own logit. Returns the step.
         """
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
         R, K = node.rows.shape
-        below, above = np.zeros((1 + own, R, K, 4)), np.zeros((1, R, K, K))
+        below, above = np.zeros((1 if like is None else 2, R, K, 4)), np.zeros((1, R, K, K))
         point = np.zeros((R, K))
         for r in range(R):
             x = self.known.logits(node, r)
             point[r] = centre(x) if at is None else np.clip(at[r], x.low, x.high)
             for k in range(K):
-                below[0, r, k] = best_lower(x, k, point[r])
-                if own:
+                below[0, r, k] = best_lower(x, k, point[r], None if like is None else like[r, k])
+                if like is not None:
                     below[1, r, k] = parameters(x, k, point[r], k, 1.0)
                 above[0, r, k] = best_upper(x, k, point[r])
         planes = self.known.derive_planes(index, below, above)

@@ -98,7 +98,7 @@ def score_certificate(
         point = (least + most) / 2
         for _ in range(piece.rounds):
             plane: AffinePiece = piece.tangent(point)
-            solution = Dual().solve(relaxation, plane.coefficients)
+            solution = Dual(stages=2).solve(relaxation, plane.coefficients)
             point = solution.probabilities
             whole = Lagrangian(relaxation, plane.coefficients)
             proof.choices = choices(proof, relaxation, whole, solution.certificate)
