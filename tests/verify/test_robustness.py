@@ -225,3 +225,19 @@ def test_specifications_are_decided():
     assert verify_specification(graph, _specification(0.5), timeout=1e-9).verdict in ("timeout", "sat")
     with pytest.raises(InvalidInput, match="3 inputs"):
         verify_specification(graph, Specification(3, 2, ()))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_instance_has_the_same_bound_alone_as_among_others(seed):
+    method = Linear(optimize=0)
+    rng = np.random.default_rng(seed)
+    network = random_attention(rng, depth=1 + seed % 2)
+    x = rng.normal(size=(6, *network.input_shape))
+    labels = network(torch.from_numpy(x)).flatten(1).argmax(1).numpy()
+    ball = Perturbation(float(10 ** rng.uniform(-2, -0.5)))
+    together = verify_robustness(network, x, labels, ball, method=method, attack=False)
+    for i, record in enumerate(together.records):
+        alone = verify_robustness(network, x[i : i + 1], labels[i : i + 1], ball, method=method, attack=False)
+        assert alone.records[0].verdict == record.verdict
+        # Sums in another order end root searches elsewhere.
+        assert alone.records[0].bound == pytest.approx(record.bound, rel=1e-5, abs=1e-9)

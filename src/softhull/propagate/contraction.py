@@ -50,10 +50,12 @@ def contract(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> 
     for kept, axis, flipped in ((left, rank - 1, False), (right, rank - 2, True)):
         if bounds.structure.rows_are_softmax(kept, axis):
             return _keep_one(bounds, index, C, flipped, bounds.method.simplex, free)
-    if C.shape[1] > 1:
-        return _keep_neither(bounds, index, C, free)
+    # A choice by the batch size would give one instance other bounds alone than among others.
     used = (C != 0).any(1)
-    return _keep_one(bounds, index, C, int(used.any(-2).sum()) < int(used.any(-1).sum()), False, free)
+    rows, columns = used.any(-1).sum(-1), used.any(-2).sum(-1)
+    if bool(((rows > 1) & (columns > 1)).any()):
+        return _keep_neither(bounds, index, C, free)
+    return _keep_one(bounds, index, C, int(columns.sum()) < int(rows.sum()), False, free)
 
 
 def _keep_one(

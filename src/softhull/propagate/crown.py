@@ -163,9 +163,10 @@ class LinearBounds:
         if isinstance(operator, Softmax) and not everywhere:
             return softmaxes.probabilities(self, index)
         lower, upper = operator.interval(*(self.interval(i) for i in node.inputs)) if everywhere else self.rough(index)
-        wanted = torch.arange(math.prod(node.shape), device=lower.device)
+        useful = torch.ones_like(lower, dtype=torch.bool).flatten(1)
         if consumer is not None and not everywhere:
-            wanted = wanted[~_already_linear(consumer, lower, upper)]
+            useful = ~_already_linear(consumer, lower, upper)
+        wanted = useful.any(0).nonzero()[:, 0]
         lower, upper = lower.clone(), upper.clone()
         for entries in pieces(wanted, self.chunk(index)):
             self.check_time()
@@ -173,8 +174,12 @@ class LinearBounds:
             units[torch.arange(len(entries)), 0, entries] = 1
             low, high = self.between(index, units.reshape(len(entries), 1, *node.shape))
             flat_lower, flat_upper = lower.flatten(1), upper.flatten(1)
-            flat_lower[:, entries] = torch.maximum(flat_lower[:, entries], low.T)
-            flat_upper[:, entries] = torch.minimum(flat_upper[:, entries], high.T)
+            # Only where the instance itself needs it: its bounds must not depend on the company it is in.
+            low, high = (
+                torch.where(useful[:, entries], end.T, nothing) for end, nothing in ((low, -math.inf), (high, math.inf))
+            )
+            flat_lower[:, entries] = torch.maximum(flat_lower[:, entries], low)
+            flat_upper[:, entries] = torch.minimum(flat_upper[:, entries], high)
             lower, upper = flat_lower.reshape(lower.shape), flat_upper.reshape(upper.shape)
         return _ordered(lower, upper)
 
@@ -343,10 +348,10 @@ class LinearBounds:
 
 
 def _already_linear(operator: Elementwise, lower: Tensor, upper: Tensor) -> Tensor:
-    """Mask over the entries of one instance: relaxing them loses nothing, whatever the instance."""
+    """Mask ``[B, entries]``: relaxing these loses nothing."""
     lines = operator.lines(lower, upper)
     same = (lines.lower_slope == lines.upper_slope) & (lines.lower_offset == lines.upper_offset)
-    return same.flatten(1).all(0)
+    return same.flatten(1)
 
 
 def _reorder(t: Tensor, order: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -29,16 +29,18 @@ class Linear:
     # A product that would need more contracted factors than this at once is relaxed term by term.
     contract_limit: int = 4096
     learning_rate: float = 0.1
+    mixture: float = 0.5  # weight of the McCormick plane through the lower ends of both factors
     rounding: str = "outward"
 
     everywhere: ClassVar[bool] = False  # whether bounds are concretised at every node on the way back
     pad_pairs: ClassVar[bool] = False  # whether rows of two take the form of ``bound`` for longer rows
-    mixture: ClassVar[float] = 0.5  # weight of the McCormick plane through the lower ends of both factors
 
     def __post_init__(self) -> None:
         find_bound(self.bound)
         if self.optimize < 0:
             raise InvalidInput(f"optimize must be a number of steps of at least 0, got {self.optimize}")
+        if not 0 <= self.mixture <= 1:
+            raise InvalidInput(f"mixture must be a weight from 0 to 1, got {self.mixture!r}")
         check_rounding(self.rounding)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -105,15 +105,32 @@ class _Work:
 
     def linear(self, method: Linear | Paper) -> LinearBounds:
         """Linear bounds on every row."""
-        bounds = LinearBounds(self.graph, self.region, method, self.structure, self.effort.memory, self.effort.deadline)
-        bounds.check_time()
-        bounds.prepare(self.last)
+        bounds = self._bounds(method, self.region)
         for part in pieces(torch.arange(len(self.rows)), bounds.chunk(self.last)):
             self.found.rows[part] = bounds.lower(self.last, self.rows[part]) - self.unsafe.offsets[part]
         return bounds
 
+    def _bounds(self, method: Linear | Paper, region: Region) -> LinearBounds:
+        bounds = LinearBounds(self.graph, region, method, self.structure, self.effort.memory, self.effort.deadline)
+        bounds.check_time()
+        bounds.prepare(self.last)
+        return bounds
+
     def contracted(self, bounds: LinearBounds) -> None:
+        """Contracted products; for what is left, everything again with one plane per product, not the mean of two.
+
+        Which is better depends on where the factors sit in their intervals: probabilities near 0 favour one plane.
+        """
+        method = bounds.method
+        assert isinstance(method, Linear)
         self._improve(bounds, *_open_rows(self.unsafe, self.found), steps=0)
+        for mixture in (1.0, 0.0):
+            left = self._open_instances()
+            if not len(left):
+                return
+            again = self._bounds(replace(method, mixture=mixture), self.region.take(left))
+            places = self._places(left)
+            self._improve(again, *self._rows_among(places), steps=0, places=places, contract=False)
 
     def attack_open(self) -> None:
         if self.effort.attack == "open":
@@ -129,8 +146,7 @@ class _Work:
             left = left[among[left]]
         if not len(left):
             return
-        places = torch.full((self.region.size,), -1)
-        places[left] = torch.arange(len(left))
+        places = self._places(left)
         tightened = bounds.take(left)
         if among is not None:  # these bounds were not used before: contracted products come first
             self._improve(tightened, *self._rows_among(places), steps=0, places=places)
@@ -138,13 +154,25 @@ class _Work:
         optimize_differences(tightened, max(1, steps // 2), rate)
         self._improve(tightened, *self._rows_among(places), steps=steps, places=places)
 
+    def _places(self, instances: Tensor) -> Tensor:
+        """Where every instance of the batch is among some of them; -1 for the others."""
+        places = torch.full((self.region.size,), -1)
+        places[instances] = torch.arange(len(instances))
+        return places
+
     def _rows_among(self, places: Tensor) -> tuple[Tensor, Tensor]:
         row, instance = _open_rows(self.unsafe, self.found)
         wanted = places[instance] >= 0
         return row[wanted], instance[wanted]
 
     def _improve(
-        self, bounds: LinearBounds, row: Tensor, instance: Tensor, steps: int, places: Tensor | None = None
+        self,
+        bounds: LinearBounds,
+        row: Tensor,
+        instance: Tensor,
+        steps: int,
+        places: Tensor | None = None,
+        contract: bool = True,
     ) -> None:
         """Walk again for the best row of every open group, with contracted products and gradient steps."""
         rate = bounds.method.learning_rate
@@ -155,7 +183,7 @@ class _Work:
             if steps:
                 low = optimized_lower(pairs, self.last, self.rows[s, b][None], steps, rate, self.unsafe.offsets[s, b])
             else:
-                low = pairs.lower(self.last, self.rows[s, b][None], contract=True)
+                low = pairs.lower(self.last, self.rows[s, b][None], contract=contract)
             self._keep(s, b, low[0])
 
     def second_order(self, bounds: LinearBounds, method: SecondOrder) -> Tensor:
@@ -170,8 +198,7 @@ class _Work:
                 second = SecondOrderBounds(bounds.take(part))
             except (DomainError, NotImplementedError, torch.linalg.LinAlgError):
                 continue  # no affine forms for this network or region: the linear bounds stand
-            places = torch.full((self.region.size,), -1)
-            places[part] = torch.arange(len(part))
+            places = self._places(part)
             for _ in range(2):
                 row, instance = self._rows_among(places)
                 if not len(row):
