@@ -80,6 +80,7 @@ def test_the_region_holds_the_real_ball_and_its_inner_box_stays_inside(dtype):
     x = _points(4)
     eps = 0.016
     region = Perturbation(eps).around(x, dtype=dtype)
+    assert region.inner is not None
     least, most = region.inner
     for i, centre in enumerate(x.flatten().tolist()):
         low, high = Fraction(centre) - Fraction(eps), Fraction(centre) + Fraction(eps)

@@ -89,7 +89,7 @@ def upper_planes(
     return LowRankPlanes(
         at=at,
         value=value + excess,
-        terms=xp.abs(value) + xp.abs(excess),
+        terms=xp.abs(value) + xp.abs(excess) + slope,  # the log-odds are off by a share of one
         diagonal=slope * (1 - restrict(rest.diagonal, outputs)),
         left=xp.stack([-slope * restrict(column, outputs) for column in rest.left], axis=-1),
         right=xp.stack(rest.right, axis=-2),
