@@ -17,7 +17,7 @@ from softhull.formats.datasets import load_dataset
 from softhull.formats.onnx import load_onnx
 from softhull.paper import attention
 from softhull.paper.attention import ALL_COLUMNS, COLUMNS, MNIST, PAPER_COLUMNS, SST, AttentionStudy
-from softhull.propagate.methods import Paper
+from softhull.propagate.methods import Auto, Linear, Paper
 from softhull.propagate.perturbation import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
@@ -74,8 +74,10 @@ def test_columns_are_what_single_questions_answer(folder):
         for column in PAPER_COLUMNS:
             alone = verify_robustness(network, data.x, data.y, region, row["property"], Paper(column.lower()))
             assert row[column] == pytest.approx(100 * alone.count(Verdict.CERTIFIED) / IMAGES)
-        alone = verify_robustness(network, data.x, data.y, region, row["property"])
+        alone = verify_robustness(network, data.x, data.y, region, row["property"], Linear())
         assert row["hull + opt"] == pytest.approx(100 * alone.count(Verdict.CERTIFIED) / IMAGES)
+        alone = verify_robustness(network, data.x, data.y, region, row["property"], Auto())
+        assert row["auto"] == pytest.approx(100 * alone.count(Verdict.CERTIFIED) / IMAGES)
         assert row["hull"] <= row["hull + opt"] <= row["portfolio"] <= row["ceiling"] <= 100 * row["correct"] / IMAGES
     assert 0 < rows[2]["lin"] < rows[0]["lin"]
 
@@ -250,3 +252,4 @@ def test_the_command_on_the_paper_networks(paper):
         assert row["failed"] == 0
         best = max(row[column] for column in PAPER_COLUMNS)
         assert best <= row["hull"] <= row["hull + opt"] <= row["portfolio"] <= row["ceiling"]
+        assert row["hull"] <= row["auto"] <= row["portfolio"]
