@@ -13,7 +13,22 @@ import click
 from .. import __version__
 from ..errors import SofthullError
 
-COMMANDS = ("bounds", "plot", "tightness", "inspect", "verify", "uncertainty", "check", "run", "results", "compare", "vnncomp", "report", "paper", "demo")
+COMMANDS = (
+    "bounds",
+    "plot",
+    "tightness",
+    "inspect",
+    "verify",
+    "uncertainty",
+    "check",
+    "run",
+    "results",
+    "compare",
+    "vnncomp",
+    "report",
+    "paper",
+    "demo",
+)
 
 # A group called without a command shows its help; click before 8.2 does that without an exception.
 HELP_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
