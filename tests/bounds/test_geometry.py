@@ -397,12 +397,12 @@ def test_sides_that_do_not_exist_are_none() -> None:
 def test_the_envelope_is_a_majorant_wherever_the_interval_starts(dtype: str) -> None:
     """Just left of the bend the tangent point is nearly the start, and must not be taken for anything further out."""
     info = np.finfo(dtype)
-    for length in np.geomspace(1e-9, 30, 40):
-        for highest in (1e-4, 1e-2, 0.3, 3.0, 40.0):
-            low, high = np.array([-length, 0.0], dtype=dtype), np.array([highest, 0.0], dtype=dtype)
-            for v in np.linspace(low[0], high[0], 7)[:, None] * np.array([[1.0, 0.0]]):
-                _, above = softmax_bounds(np.clip(v.astype(dtype), low, high), low, high, "hull", outputs=0)
-                p = softmax(v)[0]
-                assert above >= p - 16 * info.eps
-                if length < 0.3 and v[0] > length:  # beyond the tangent point the sigmoid is its own envelope
-                    assert above <= p + 1e-4
+    length, highest, share = np.meshgrid(np.geomspace(1e-9, 30, 40), (1e-4, 1e-2, 0.3, 3.0, 40.0), np.linspace(0, 1, 7))
+    low, high = (np.stack((end, 0 * end), -1).astype(dtype) for end in (-length, highest))
+    x = np.clip((low + share[..., None] * (high - low)).astype(dtype), low, high)
+    _, above = softmax_bounds(x, low, high, "hull", outputs=0)
+    p = softmax(x.astype(float))[..., 0]
+    assert (above >= p - 16 * info.eps).all()
+    beyond = (length < 0.3) & (x[..., 0] > length)  # beyond the tangent point the sigmoid is its own envelope
+    assert beyond.any()
+    assert (above[beyond] <= p[beyond] + 1e-4).all()

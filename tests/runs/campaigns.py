@@ -74,10 +74,17 @@ def command(*arguments: object) -> list[str]:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """A process that leads a group, so that it can be killed with its workers."""
-    return subprocess.Popen(
-        command(*arguments), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    """A process that leads a group, so that it can be killed with its workers.
+
+    It hears Ctrl-C even where the tests run in the background of a shell, which makes its children deaf to it.
+    """
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            command(*arguments), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, heard)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
