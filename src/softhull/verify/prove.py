@@ -117,20 +117,7 @@ class _Work:
         return bounds
 
     def contracted(self, bounds: LinearBounds) -> None:
-        """Contracted products; for what is left, everything again with one plane per product, not the mean of two.
-
-        Which is better depends on where the factors sit in their intervals: probabilities near 0 favour one plane.
-        """
-        method = bounds.method
-        assert isinstance(method, Linear)
         self._improve(bounds, *_open_rows(self.unsafe, self.found), steps=0)
-        for mixture in (1.0, 0.0):
-            left = self._open_instances()
-            if not len(left):
-                return
-            again = self._bounds(replace(method, mixture=mixture), self.region.take(left))
-            places = self._places(left)
-            self._improve(again, *self._rows_among(places), steps=0, places=places, contract=False)
 
     def attack_open(self) -> None:
         if self.effort.attack == "open":
@@ -141,16 +128,27 @@ class _Work:
 
     def by_gradient(self, bounds: LinearBounds, among: Tensor | None) -> None:
         """Gradient steps on the free parameters of linear bounds, first for score differences, then for the rows."""
-        left = self._open_instances()
-        if among is not None:
-            left = left[among[left]]
-        if not len(left):
+        method = bounds.method
+        assert isinstance(method, Linear)
+
+        def left_open() -> Tensor:
+            left = self._open_instances()
+            return left if among is None else left[among[left]]
+
+        # Steps start from the mean of the two planes of a product. One of them alone may be far better, by where the
+        # factors sit in their intervals (probabilities near 0), and is tried first.
+        for mixture in (1.0, 0.0):
+            if len(left := left_open()):
+                again = self._bounds(replace(method, mixture=mixture, contract=False), self.region.take(left))
+                places = self._places(left)
+                self._improve(again, *self._rows_among(places), steps=0, places=places, contract=False)
+        if not len(left := left_open()):
             return
         places = self._places(left)
         tightened = bounds.take(left)
         if among is not None:  # these bounds were not used before: contracted products come first
             self._improve(tightened, *self._rows_among(places), steps=0, places=places)
-        rate, steps = bounds.method.learning_rate, bounds.method.optimize
+        rate, steps = method.learning_rate, method.optimize
         optimize_differences(tightened, max(1, steps // 2), rate)
         self._improve(tightened, *self._rows_among(places), steps=steps, places=places)
 
