@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,3 +131,26 @@ workers_option = click.option(
     callback=_resolve_workers,
     help="Processes; default: one per available processor.",
 )
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every command that certifies instances takes: a store, a seed, threads, a file for the records."""
+    for option in reversed(
+        (
+            click.option(
+                "--store",
+                type=click.Path(dir_okay=False),
+                help="A run store: what it knows is not computed again, the rest is kept.",
+            ),
+            click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
+            click.option("--threads", type=click.IntRange(min=1), help="Processor threads."),
+            click.option(
+                "--json",
+                "out",
+                type=click.Path(dir_okay=False),
+                help="Write the records to this file ('-': standard output).",
+            ),
+        )
+    ):
+        command = option(command)
+    return command

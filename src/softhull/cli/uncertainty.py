@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .check import certificate_folder
-from .options import console, parse_indices, with_progress, write_json
+from .options import console, parse_indices, run_options, with_progress, write_json
 
 
 @click.command("uncertainty", short_help="Certify the worst score of a classifier or ensemble.")
@@ -37,16 +37,7 @@ from .options import console, parse_indices, with_progress, write_json
     show_default=True,
     help="outward: bounds are true for the real-valued networks; nearest: up to rounding, faster.",
 )
-@click.option(
-    "--store",
-    type=click.Path(dir_okay=False),
-    help="A run store: what it knows is not computed again, the rest is kept.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
-@click.option(
-    "--json", "out", type=click.Path(dir_okay=False), help="Write the records to this file ('-': standard output)."
-)
+@run_options
 def command(
     models: tuple[str, ...],
     data: str,

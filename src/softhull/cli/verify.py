@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .check import certificate_folder
-from .options import console, parse_indices, with_progress, write_json
+from .options import console, parse_indices, run_options, with_progress, write_json
 
 if TYPE_CHECKING:
     from ..formats.network import Network
@@ -50,16 +50,7 @@ BATCH = 100  # instances between two ticks of the progress bar
 @click.option(
     "--certificates", type=click.Path(file_okay=False), help="Write a proof of every certified instance to this folder."
 )
-@click.option(
-    "--store",
-    type=click.Path(dir_okay=False),
-    help="A run store: what it knows is not computed again, the rest is kept.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
-@click.option(
-    "--json", "out", type=click.Path(dir_okay=False), help="Write the records to this file ('-': standard output)."
-)
+@run_options
 def command(
     model: str,
     data: str | None,
