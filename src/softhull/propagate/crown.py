@@ -214,7 +214,7 @@ class LinearBounds:
         met = inner((sizes != 0).to(sizes), unbounded.to(sizes)) > 0
         return torch.where(met, math.inf, inner(sizes, torch.where(unbounded, 0.0, flat)))
 
-    def _charge_of_step(self, index: int, A: Tensor) -> Tensor:
+    def charge_of_step(self, index: int, A: Tensor) -> Tensor:
         """What the rounding of an affine step costs, and the underflow of any step, where errors are not relative."""
         node = self.graph.nodes[index]
         operator = node.operator
@@ -262,10 +262,10 @@ class LinearBounds:
                 constant, charge = torch.cat((constant, -constant)), torch.cat((charge, charge))
                 both = False
             A = pending.pop(top)
-            backs, shift = self._step(top, A, contract, free)
+            backs, shift = self.step(top, A, contract, free)
             constant = constant + shift
             if self.outward:
-                charge = charge + self._charge_of_step(top, A) + self.share(1) * constant.detach().abs()
+                charge = charge + self.charge_of_step(top, A) + self.share(1) * constant.detach().abs()
             for i, back in zip(node.inputs, backs):
                 met = i in pending
                 pending[i] = pending[i] + back if met else back
@@ -282,7 +282,9 @@ class LinearBounds:
         half = C.shape[0]
         return lower[:half], -lower[half:]
 
-    def _step(self, index: int, A: Tensor, contract: bool, free: Free | None) -> tuple[tuple[Tensor, ...], Tensor]:
+    def step(
+        self, index: int, A: Tensor, contract: bool = False, free: Free | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Coefficients on the inputs of a node, and the constant, that bound ``<A, node>`` from below."""
         node = self.graph.nodes[index]
         operator = node.operator

@@ -117,7 +117,7 @@ def step(bounds: LinearBounds, index: int, A: Tensor, free: Free | None) -> tupl
     rows = A.movedim(axis + 2, -1)
     leading = rows.shape
     rows = rows.reshape(*A.shape[:2], -1, leading[-1])
-    planes = _planes(bounds, index, A.shape[0], free)
+    planes = row_planes(bounds, index, A.shape[0], free)
     constant = A.new_zeros(())
     if bounds.method.simplex:
         multiplier = _multiplier(rows, planes)
@@ -237,7 +237,8 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
     high[..., second, first] = torch.minimum(high[..., second, first], -least)
 
 
-def _planes(bounds: LinearBounds, index: int, specifications: int, free: Free | None) -> RowPlanes:
+def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: Free | None = None) -> RowPlanes:
+    """Planes of all rows of one softmax, found once and kept in ``bounds``; free parameters mix them with others."""
     if index not in bounds.planes:
         with torch.no_grad():
             (bounds.planes[index],) = _charged(bounds, index, [_tangent_planes(bounds, index)])

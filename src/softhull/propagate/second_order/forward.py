@@ -78,6 +78,10 @@ class Forms:
         """The nodes (-1 is the input) whose forms are at hand: those since the last change of basis."""
         return list(self._forms)
 
+    def form(self, index: int) -> AffineForm:
+        """The form of a node at hand."""
+        return self._forms[index]
+
     def interval(self, index: int) -> Interval:
         """The range of the form of a node at hand."""
         form = self._forms[index]

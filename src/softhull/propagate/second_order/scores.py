@@ -86,7 +86,7 @@ class ProductScores:
         assert isinstance(node.operator, Softmax)
         axis = node.operator.axis
         if not ProductScores.fits(forms.graph, index):
-            form = forms._forms[node.inputs[0]]
+            form = forms.form(node.inputs[0])
             at = form.centre.movedim(axis + 1, -1)
             slope = form.slope.movedim(axis + 2, -1).flatten(2, -2).movedim(1, -1)
             at = at.reshape(at.shape[0], -1, at.shape[-1])
@@ -94,7 +94,7 @@ class ProductScores:
             slack = form.error + cost * form.size(forms.basis).nan_to_num(posinf=0.0)
             slack = slack.movedim(axis + 1, -1).reshape(at.shape)
             return ProductScores(forms, at, slope, slack, None, None)
-        x, y = (forms._forms[i] for i in forms.graph.nodes[node.inputs[0]].inputs)
+        x, y = (forms.form(i) for i in forms.graph.nodes[node.inputs[0]].inputs)
         r = max(x.slope.shape[1], y.slope.shape[1])
         left, right = (x.centre, x.padded(r)), (y.centre.mT, y.padded(r).mT)  # [.., I, m], [.., J, m]
         if axis == len(node.shape) - 1:

@@ -80,7 +80,7 @@ class SecondOrderBounds:
         self.forms = Forms(bounds)
         self.bounds = bounds
         for index in self.forms.errors:  # found once here, taken along by every piece of work
-            softmaxes._planes(bounds, index, 1, None)
+            softmaxes.row_planes(bounds, index)
 
     def quadratic(self, rows: Tensor, instances: Tensor, near: Tensor | None = None) -> Quadratic:
         """The quadratics below ``<rows [P, *output], output>`` of some instances ``[P]``, repetitions allowed.
@@ -100,7 +100,7 @@ class SecondOrderBounds:
             node = bounds.graph.nodes[top]
             A = pending.pop(top)
             if bounds.outward:
-                constant = constant - bounds._charge_of_step(top, A)
+                constant = constant - bounds.charge_of_step(top, A)
             if isinstance(node.operator, Bilinear):
                 split = _Split(node.operator, A[0], factors[top], bases[factors[top].basis])
                 backs: tuple[Tensor, ...]
@@ -113,7 +113,7 @@ class SecondOrderBounds:
                 backs, shift = fit.linear(A.shape[2:])
                 fits.append(fit)
             else:
-                backs, shift = bounds._step(top, A, False, None)
+                backs, shift = bounds.step(top, A)
             constant = constant + shift
             constant = constant - bounds.share(1) * (constant.abs() + shift.abs())
             for i, back in zip(node.inputs, backs):
