@@ -8,12 +8,13 @@ Axes held by an operator count the dimensions of one instance, from 0.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from ..devices import moved
 from .rounding import largest, share, underflow
 
 Shape = tuple[int, ...]
@@ -40,23 +41,12 @@ class Operator(ABC):
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Self:
         """The same operator with its real constants in another precision, all of them in another place."""
-        return replace(
-            self,  # type: ignore[type-var]
-            **{f.name: _move(getattr(self, f.name), dtype, device) for f in fields(self)},  # type: ignore[arg-type]
-        )
+        return moved(self, device, dtype)
 
     def parameters(self) -> int:
         """How many real constants the operator holds."""
         held = (getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
         return sum(_count(item) for item in held)
-
-
-def _move(item: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
-    if isinstance(item, Tensor):
-        return item.to(device, dtype) if item.is_floating_point() else item.to(device)
-    if isinstance(item, tuple):
-        return tuple(_move(part, dtype, device) for part in item)
-    return item
 
 
 def _count(item: Any) -> int:

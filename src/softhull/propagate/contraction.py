@@ -27,7 +27,7 @@ from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
 from ..graph.rounding import largest
 from .free import Free
-from .structure import pieces
+from .structure import pieces, positions
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
@@ -182,7 +182,7 @@ def _bound_rows(
     where = used.nonzero()
     picked = rows.permute(0, 2, 3, 1, 4)[used]  # [N, B or 1, width]
     group, line = where[:, 1], where[:, 2]
-    repeated = torch.arange(len(where), device=rows.device)
+    repeated = positions(where)
     if picked.shape[1] == 1 and reference is None and not picked.requires_grad:
         tagged = torch.cat((group[:, None].to(picked), picked[:, 0]), 1)
         distinct, repeated = torch.unique(tagged, dim=0, return_inverse=True)
@@ -193,14 +193,14 @@ def _bound_rows(
         picked = picked.detach()  # the bounds stay true; only their part in the gradient is left out
     unit = torch.eye(inner_size, dtype=rows.dtype, device=rows.device)[:, None, None]
     ends: list[Interval] = []
-    for part in pieces(torch.arange(len(group), device=rows.device), max(1, bounds.chunk(inner) // inner_size)):
+    for part in pieces(positions(group), max(1, bounds.chunk(inner) // inner_size)):
         bounds.check_time()
         weights = unit  # [lines, N, B or 1, lines]: which lines enter
         if reference is not None:
             weights = weights - reference[:, group[part], line[part]].transpose(0, 1)
         block = weights[..., None] * picked[part][:, :, None]
         spread = block.new_zeros(*block.shape[:3], groups, inner_size, width)
-        spread[:, torch.arange(len(part)), :, group[part]] = block.transpose(0, 1)
+        spread[:, positions(part), :, group[part]] = block.transpose(0, 1)
         ends.append(_bound_spread(bounds, inner, spread, flipped))
     if not ends:
         nothing = rows.new_zeros(S, bounds.size, groups, count, inner_size)
@@ -225,10 +225,10 @@ def _bound_combinations(
     group = torch.arange(groups, device=weights.device).repeat_interleave(R).repeat(S)
     lines = torch.arange(inner_size, device=weights.device)
     ends: list[Interval] = []
-    for part in pieces(torch.arange(len(group), device=weights.device), max(1, bounds.chunk(factor) // inner_size)):
+    for part in pieces(positions(group), max(1, bounds.chunk(factor) // inner_size)):
         bounds.check_time()
         spread = weights.new_zeros(inner_size, len(part), B, groups, inner_size, width)
-        number = torch.arange(len(part), device=weights.device)
+        number = positions(part)
         # Advanced indices around a slice: the indexed dimensions (lines, columns) come first.
         spread[lines[:, None], number, :, group[part], lines[:, None]] = columns[part]
         ends.append(_bound_spread(bounds, factor, spread, transposed))

@@ -36,7 +36,7 @@ from . import softmax as softmaxes
 from .free import Free
 from .methods import Linear, Paper
 from .perturbation import Region, inner
-from .structure import Structure, pieces
+from .structure import Structure, pieces, positions
 
 Pending = dict[int, Tensor]
 
@@ -171,7 +171,7 @@ class LinearBounds:
         for entries in pieces(wanted, self.chunk(index)):
             self.check_time()
             units = lower.new_zeros(len(entries), 1, math.prod(node.shape))
-            units[torch.arange(len(entries)), 0, entries] = 1
+            units[positions(entries), 0, entries] = 1
             low, high = self.between(index, units.reshape(len(entries), 1, *node.shape))
             flat_lower, flat_upper = lower.flatten(1), upper.flatten(1)
             # Only where the instance itself needs it: its bounds must not depend on the company it is in.

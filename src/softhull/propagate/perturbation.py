@@ -37,7 +37,7 @@ class Perturbation:
         The region holds the whole ball of real numbers, in the format of ``x`` or in a shorter one.
         """
         dtype = dtype or x.dtype
-        size = self.eps if eps is None else eps
+        size = self.eps if eps is None else eps.to(x.device)
         exact = x.double()
         wide = torch.as_tensor(size, dtype=torch.float64, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
         (lower, least), (most, upper) = _sum_between(exact, -wide), _sum_between(exact, wide)

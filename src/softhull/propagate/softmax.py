@@ -22,7 +22,7 @@ from ..graph.operator import Interval
 from ..graph.ops.softmax import Softmax
 from ..graph.rounding import outward
 from .free import Free
-from .structure import pieces
+from .structure import pieces, positions
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
@@ -222,11 +222,11 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
     entries = torch.arange(size, device=low.device).reshape(node.shape).movedim(_axis(bounds, index), -1).reshape(R, K)
     plus, minus = entries[:, first].flatten(), entries[:, second].flatten()  # all pairs of row 0, then of row 1, ...
     parts = []
-    for part in pieces(torch.arange(len(plus), device=low.device), bounds.chunk(node.inputs[0])):
+    for part in pieces(positions(plus), bounds.chunk(node.inputs[0])):
         bounds.check_time()
         C = low.new_zeros(len(part), 1, size)
-        C[torch.arange(len(part)), 0, plus[part]] = 1
-        C[torch.arange(len(part)), 0, minus[part]] = -1
+        C[positions(part), 0, plus[part]] = 1
+        C[positions(part), 0, minus[part]] = -1
         parts.append(between(node.inputs[0], C.reshape(len(part), 1, *node.shape)))
     if not parts:
         return

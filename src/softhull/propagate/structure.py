@@ -86,6 +86,11 @@ class Structure:
         return order if torch.equal(operator.value(random).flatten(1), random.flatten(1)[:, order]) else None
 
 
+def positions(things: Tensor) -> Tensor:
+    """0, 1, 2, ...: the place of each."""
+    return torch.arange(len(things), device=things.device)
+
+
 def pieces(numbers: Tensor, size: int) -> tuple[Tensor, ...]:
     """The numbers in groups of at most ``size``; none when there are none."""
     return numbers.split(size) if len(numbers) else ()

@@ -18,7 +18,7 @@ from ..propagate.methods import Auto, Linear, Method, Paper, SecondOrder
 from ..propagate.optimize import optimize_differences, optimized_lower
 from ..propagate.perturbation import Region
 from ..propagate.second_order.specification import SecondOrderBounds
-from ..propagate.structure import Structure, pieces
+from ..propagate.structure import Structure, pieces, positions
 from .unsafe import Unsafe
 
 
@@ -71,7 +71,7 @@ def _work(
 ) -> None:
     work = _Work(graph, structure, region, unsafe, effort, found)
     if effort.attack == "always":
-        work.attack(torch.arange(region.size))
+        work.attack(positions(region.lower))
     products = any(isinstance(node.operator, Bilinear) for node in graph.nodes)
     if isinstance(method, SecondOrder | Auto) and products:
         second = method if isinstance(method, SecondOrder) else method.second_order
@@ -106,7 +106,7 @@ class _Work:
     def linear(self, method: Linear | Paper) -> LinearBounds:
         """Linear bounds on every row."""
         bounds = self._bounds(method, self.region)
-        for part in pieces(torch.arange(len(self.rows)), bounds.chunk(self.last)):
+        for part in pieces(positions(self.rows), bounds.chunk(self.last)):
             self.found.rows[part] = bounds.lower(self.last, self.rows[part]) - self.unsafe.offsets[part]
         return bounds
 
@@ -154,8 +154,8 @@ class _Work:
 
     def _places(self, instances: Tensor) -> Tensor:
         """Where every instance of the batch is among some of them; -1 for the others."""
-        places = torch.full((self.region.size,), -1)
-        places[instances] = torch.arange(len(instances))
+        places = instances.new_full((self.region.size,), -1)
+        places[instances] = positions(instances)
         return places
 
     def _rows_among(self, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ class _Work:
     ) -> None:
         """Walk again for the best row of every open group, with contracted products and gradient steps."""
         rate = bounds.method.learning_rate
-        for part in pieces(torch.arange(len(row)), _together(bounds)):
+        for part in pieces(positions(row), _together(bounds)):
             bounds.check_time()
             s, b = row[part], instance[part]
             pairs = bounds.take(b if places is None else places[b])
@@ -237,7 +237,7 @@ class _Work:
     def _worst_rows(self, row: Tensor, instance: Tensor) -> Tensor:
         """Mask of one row per instance, the one with the smallest bound."""
         bound = self.found.rows[row, instance]
-        worst = torch.zeros(len(row), dtype=torch.bool)
+        worst = torch.zeros(len(row), dtype=torch.bool, device=row.device)
         seen: set[int] = set()
         for place in bound.argsort().tolist():
             if int(instance[place]) not in seen:
@@ -298,5 +298,5 @@ def _attack(graph: Graph, region: Region, unsafe: Unsafe, effort: Effort, found:
 
     still = _open(unsafe, found)[:, instances]
     group, position = still.nonzero(as_tuple=True)
-    for part in pieces(torch.arange(len(group)), 4096):
+    for part in pieces(positions(group), 4096):
         run(group[part], instances[position[part]], effort.seed)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..devices import device_of, moved
 from ..errors import InvalidInput, SofthullError
 from ..formats.network import Network
 from ..formats.vnnlib import Disjunct, Specification
@@ -43,6 +44,7 @@ def verify_robustness(
     seed: int = 0,
     memory: int = 1 << 24,
     dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
 ) -> Result:
     """Whether every perturbed input keeps its class: one verdict per instance, in the order given.
 
@@ -51,10 +53,11 @@ def verify_robustness(
     ``method``: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"`` or a method object. A final softmax or sigmoid
     is left out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open,
     True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best found
-    so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that.
+    so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where to
+    compute; by default where ``x`` is.
     """
-    case = _Case.of(network, x, label, dtype)
-    unsafe = class_change(case.labels, case.outputs, property, None if targets is None else torch.tensor(targets))
+    case = _Case.of(network, x, label, dtype, device)
+    unsafe = case.unsafe(property, targets)
     region = perturbation.around(case.exact, dtype=dtype)
     effort = _effort(attack, timeout, seed, memory)
     return _run(case, region, unsafe, find_method(method), effort)
@@ -73,13 +76,14 @@ def certified_radius(
     timeout: float | None = None,
     memory: int = 1 << 24,
     dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
 ) -> np.ndarray:
     """The largest ``eps`` found certified for every instance by bisection up to ``perturbation.eps``, as an array.
 
     0 where nothing was certified, NaN where the clean input is misclassified. Every value returned was certified.
     """
-    case = _Case.of(network, x, label, dtype)
-    unsafe = class_change(case.labels, case.outputs, property, None if targets is None else torch.tensor(targets))
+    case = _Case.of(network, x, label, dtype, device)
+    unsafe = case.unsafe(property, targets)
     effort = _effort(False, timeout, 0, memory)
     proved = torch.zeros(len(case.x), dtype=case.x.dtype)
     failed = torch.full_like(proved, perturbation.eps)
@@ -94,7 +98,7 @@ def certified_radius(
         here = (proved + failed) / 2
         if result.interrupted or bool((proved == failed).all()):
             break
-    proved[~case.correct] = torch.nan
+    proved[~case.correct.cpu()] = torch.nan
     return proved.numpy()
 
 
@@ -119,13 +123,15 @@ def verify_specification(
     seed: int = 0,
     memory: int = 1 << 24,
     dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
 ) -> SpecificationResult:
     """Whether any input of the specification has outputs in its unsafe set.
 
     ``bound`` is the certified distance of the worst disjunct from its unsafe set, in units of its constraints.
     """
     clock = _Clock()
-    graph = _graph(network, classes=False).to(dtype)
+    place = device_of(None, device)
+    graph = _graph(network, classes=False).to(dtype, place)
     if math.prod(graph.input_shape) != specification.inputs or math.prod(graph.output_shape) != specification.outputs:
         raise InvalidInput(
             f"the specification has {specification.inputs} inputs and {specification.outputs} outputs, "
@@ -136,9 +142,11 @@ def verify_specification(
     bounds: list[float] = []
     verdict = "unsat"
     for boxes in _with_equal_inputs(specification.disjuncts):
-        lower, upper = (_tensor(end, dtype).reshape(1, *graph.input_shape) for end in (boxes[0].lower, boxes[0].upper))
+        lower, upper = (
+            _tensor(end, dtype, place).reshape(1, *graph.input_shape) for end in (boxes[0].lower, boxes[0].upper)
+        )
         region = Region(lower, upper)
-        unsafe = _unsafe_of(boxes, dtype)
+        unsafe = moved(_unsafe_of(boxes, dtype), place)
         if not unsafe.groups:
             continue
         bracket = prove(graph, structure, region, _middle(region), unsafe, find_method(method), effort)
@@ -170,9 +178,12 @@ class _Case:
     correct: Tensor
 
     @staticmethod
-    def of(network: Network | Graph, x: Any, label: Any, dtype: torch.dtype) -> _Case:
-        graph = _graph(network, classes=True).to(dtype)
-        x = _tensor(x, torch.float64)
+    def of(
+        network: Network | Graph, x: Any, label: Any, dtype: torch.dtype, device: torch.device | str | None
+    ) -> _Case:
+        place = device_of(x, device)
+        graph = _graph(network, classes=True).to(dtype, place)
+        x = _tensor(x, torch.float64, place)
         size = math.prod(graph.input_shape)
         if not x.numel() or x.numel() % size:
             raise InvalidInput(f"x of shape {tuple(x.shape)} does not fit the network's input {graph.input_shape}")
@@ -180,7 +191,8 @@ class _Case:
         if not x.isfinite().all():
             raise InvalidInput("x holds NaN or infinite entries")
         x, exact = x.to(dtype), x
-        labels = torch.as_tensor(np.asarray(label)).reshape(-1)
+        labels = label if isinstance(label, Tensor) else torch.as_tensor(np.asarray(label))
+        labels = labels.to(place).reshape(-1)
         if len(labels) != len(x):
             raise InvalidInput(f"{len(x)} inputs but {len(labels)} labels")
         if labels.is_floating_point() and not (labels == labels.round()).all():
@@ -193,6 +205,10 @@ class _Case:
             raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
         predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         return _Case(network, graph, x, exact, labels, outputs, predicted == labels)
+
+    def unsafe(self, property: str, targets: Sequence[int] | None) -> Unsafe:
+        rivals = None if targets is None else torch.tensor(targets, device=self.labels.device)
+        return class_change(self.labels, self.outputs, property, rivals)
 
 
 def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Effort) -> Result:
@@ -257,17 +273,18 @@ def _replayed(
 
     Class rows compare outputs with each other or with zero, which a final softmax or sigmoid (less 1/2) keeps.
     """
+    unsafe, x = moved(unsafe.take(torch.tensor([place], device=x.device)), "cpu"), x.detach().cpu()
     dtype = x.numpy().dtype if isinstance(network, Graph) else np.dtype(network.input_dtype)
-    point = _rounded_inside(x, region.take(torch.tensor([place])), dtype)
+    point = _rounded_inside(x, moved(region.take(torch.tensor([place], device=region.lower.device)), "cpu"), dtype)
     if point is None:
         return None
     if isinstance(network, Graph):
-        outputs = graph(torch.from_numpy(point).unsqueeze(0)).flatten().numpy()
+        outputs = graph.to(x.dtype)(torch.from_numpy(point).unsqueeze(0)).flatten().numpy()
     else:
         outputs = network.replay(point[None])[0].reshape(-1)
     compared = torch.as_tensor(outputs, dtype=torch.float64) - (0.5 if final == "sigmoid" else 0.0)
-    here = torch.full((unsafe.groups,), place)
-    margins = unsafe.margins(compared.to(unsafe.rows).expand(unsafe.groups, -1), here, torch.arange(unsafe.groups))
+    groups = torch.arange(unsafe.groups)
+    margins = unsafe.margins(compared.to(unsafe.rows).expand(unsafe.groups, -1), torch.zeros_like(groups), groups)
     broken = (margins <= 0) if touching else (margins < 0)
     return (point, outputs) if bool(broken.any()) else None
 
@@ -282,7 +299,7 @@ def _rounded_inside(x: Tensor, region: Region, dtype: np.dtype[Any]) -> np.ndarr
         point = np.where(exact > most, np.nextafter(point, np.asarray(-np.inf, dtype)), point)
         return np.where(exact < least, np.nextafter(point, np.asarray(np.inf, dtype)), point)
 
-    wanted = x.detach().numpy().astype(np.float64)
+    wanted = x.numpy().astype(np.float64)
     shrinks: tuple[float, ...] = (1.0,)
     centre = wanted
     if region.centre is not None:
@@ -323,8 +340,9 @@ def _graph(network: Network | Graph, classes: bool) -> Graph:
     raise InvalidInput(f"network must come from load_onnx or from_torch, not {type(network).__name__}")
 
 
-def _tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    return values.to(dtype) if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values), dtype=dtype)
+def _tensor(values: Any, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    values = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    return values.to(device, dtype)
 
 
 def _middle(region: Region) -> Tensor:

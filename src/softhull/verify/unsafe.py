@@ -55,14 +55,14 @@ def class_change(labels: Tensor, logits: Tensor, kind: str, targets: Tensor | No
     B, K = logits.shape
     if K == 1:
         sign = (2 * labels - 1).to(logits).reshape(1, B, 1)
-        return Unsafe(sign, sign.new_zeros(1, B), torch.zeros(1, dtype=torch.long))
+        return Unsafe(sign, sign.new_zeros(1, B), labels.new_zeros(1))
     eye = torch.eye(K, dtype=logits.dtype, device=logits.device)
     own = eye[labels]
     if kind == "runner-up":
         runner_up = logits.masked_fill(own.bool(), -torch.inf).argmax(1)
         rivals = _without(runner_up, K)
         rows = eye[rivals] - eye[runner_up]
-        return Unsafe(rows, rows.new_zeros(K - 1, B), torch.zeros(K - 1, dtype=torch.long))
+        return Unsafe(rows, rows.new_zeros(K - 1, B), labels.new_zeros(K - 1))
     if kind == "all":
         rivals = _without(labels, K)
     elif kind == "targets":
@@ -76,7 +76,7 @@ def class_change(labels: Tensor, logits: Tensor, kind: str, targets: Tensor | No
     rows = own - eye[rivals]
     # The label cannot overtake itself: 0 * y + 1 > 0.
     offsets = -(rivals == labels).to(logits)
-    return Unsafe(rows, offsets, torch.arange(len(rivals)))
+    return Unsafe(rows, offsets, torch.arange(len(rivals), device=rivals.device))
 
 
 def _without(excluded: Tensor, K: int) -> Tensor:

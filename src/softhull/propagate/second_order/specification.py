@@ -20,7 +20,7 @@ from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share
 from .. import softmax as softmaxes
 from ..crown import LinearBounds
-from ..structure import pieces
+from ..structure import pieces, positions
 from .affine_form import Basis, Noise, centre_and_radius
 from .dual import maximise, vertex_minimiser
 from .fitted_rows import FittedRows
@@ -36,11 +36,11 @@ _FITS = 2  # fits of attention rows, each near the corner that was worst for the
 
 @dataclass
 class Quadratic:
-    """``constant [P] + l [P, n] . eps + sum over bases of z'C z`` with ``z = U eps``; noise beyond l is not in it."""
+    """``constant [P] + l [P, n] . eps + sum over bases of z'C z``; noise beyond l is not in it."""
 
     constant: Tensor
     linear: Tensor
-    maps: list[Tensor]  # U [P, r, n'] with n' <= n
+    bases: list[Basis]  # with maps [P, r, n'] of some of the noise
     matrices: list[Tensor]  # symmetric C [P, r, r]
 
     def corner(self) -> Tensor:
@@ -51,33 +51,40 @@ class Quadratic:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
         P, n = self.linear.shape
         B, lost = self.linear.new_zeros(P, n, n), self.linear.new_zeros(P)
-        for u, c in zip(self.maps, self.matrices):
-            width = u.shape[2]
-            B[:, :width, :width] += u.mT @ (c @ u)
-            reach = u.abs().sum(-1, keepdim=True)
+        for basis, c in zip(self.bases, self.matrices):
+            u, numbers = basis.map, basis.numbers
+            added = u.mT @ (c @ u)
+            if numbers is None:
+                B[:, : basis.noise, : basis.noise] += added
+            else:
+                B[:, numbers[:, None], numbers] += added
+            reach = basis.reach[..., None]
             lost = lost + (reach.mT @ (c.abs() @ reach))[:, 0, 0]
-        operations = 4 * max(u.shape[1] for u in self.maps) + len(self.maps) + 4
+        operations = 4 * max(basis.size for basis in self.bases) + len(self.bases) + 4
         return B, rounding(B, operations) * lost
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """One map and one matrix for all bases."""
         P, n = self.linear.shape
-        r = sum(m.shape[1] for m in self.maps)
+        r = sum(basis.size for basis in self.bases)
         U, C = self.linear.new_zeros(P, r, n), self.linear.new_zeros(P, r, r)
         start = 0
-        for u, c in zip(self.maps, self.matrices):
-            end = start + u.shape[1]
-            U[:, start:end, : u.shape[2]] = u
+        for basis, c in zip(self.bases, self.matrices):
+            end = start + basis.size
+            U[:, start:end, basis.numbered()] = basis.map
             C[:, start:end, start:end] = c
             start = end
         return U, C
 
 
 class SecondOrderBounds:
-    """Second-order lower bounds on specifications of the output over the region of ``bounds``."""
+    """Second-order lower bounds on specifications of the output over the region of ``bounds``.
 
-    def __init__(self, bounds: LinearBounds) -> None:
-        self.forms = Forms(bounds)
+    ``memory`` bounds the bytes that affine forms may take; None: 32 times what ``bounds`` may use for one tensor.
+    """
+
+    def __init__(self, bounds: LinearBounds, memory: int | None = None) -> None:
+        self.forms = Forms(bounds, memory)
         self.bounds = bounds
         for index in self.forms.errors:  # found once here, taken along by every piece of work
             softmaxes.row_planes(bounds, index)
@@ -89,7 +96,7 @@ class SecondOrderBounds:
         """
         bounds = self.bounds.take(instances)
         factors = {i: found.take(instances) for i, found in self.forms.factors.items()}
-        bases = [basis.take(instances) for basis in self.forms.bases]
+        bases = {number: basis.take(instances) for number, basis in self.forms.bases.items()}
         last = len(bounds.graph.nodes) - 1
         pending = {last: rows[None]}
         constant = rows.new_zeros(1, len(rows))
@@ -101,7 +108,7 @@ class SecondOrderBounds:
             A = pending.pop(top)
             if bounds.outward:
                 constant = constant - bounds.charge_of_step(top, A)
-            if isinstance(node.operator, Bilinear):
+            if isinstance(node.operator, Bilinear) and top in factors:
                 split = _Split(node.operator, A[0], factors[top], bases[factors[top].basis])
                 backs: tuple[Tensor, ...]
                 backs, shift = split.linear()
@@ -125,14 +132,16 @@ class SecondOrderBounds:
         on_input = pending.get(-1, rows.new_zeros(1, P, *bounds.graph.input_shape))[0]
         on_input = on_input.expand(P, *bounds.graph.input_shape)
         centre, radius = centre_and_radius(bounds.region)
-        n = bases[-1].noise
-        linear = rows.new_zeros(P, n)
+        linear = rows.new_zeros(P, self.forms.noise_count)
         linear[:, : self.forms.noise.inputs] = (on_input * radius).flatten(1)
         rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant[0].abs()
+        for number in (fit.scores.basis for fit in fits):
+            if number not in matrices:
+                matrices[number] = rows.new_zeros(P, bases[number].size, bases[number].size)
         found = Quadratic(
             constant[0].expand(P) + (on_input * centre).flatten(1).sum(1) - bounds.share(centre[0].numel()) * rounded,
             linear,
-            [bases[number].dense for number in matrices],
+            [bases[number].densified() for number in matrices],
             list(matrices.values()),
         )
         for fit in fits:
@@ -144,8 +153,7 @@ class SecondOrderBounds:
             return None
         scores = self.forms.scores[index].take(instances)
         basis = self.forms.bases[scores.basis].take(instances)
-        z = basis.values(near[:, : basis.noise])
-        return FittedRows(A, self._axis(index), scores, z)
+        return FittedRows(A, self._axis(index), scores, basis.values(near))
 
     def _axis(self, index: int) -> int:
         operator = self.bounds.graph.nodes[index].operator
@@ -158,11 +166,11 @@ class SecondOrderBounds:
         ``fitted``: attention rows by quadratics of their scores instead of planes, which costs more.
         """
         found = []
-        for part in pieces(torch.arange(len(rows)), self._together()):
+        for part in pieces(positions(rows), self._together()):
             quadratic = self.quadratic(rows[part], instances[part])
             low = None
             for _ in range(_FITS if fitted else 0):
-                corner = quadratic.corner()[:, : self.forms.basis.noise]
+                corner = quadratic.corner()[:, : self.forms.noise_count]
                 quadratic = self.quadratic(rows[part], instances[part], corner)
                 value = bound_quadratic(quadratic, self.forms.noise, steps, target[part])
                 low = value if low is None else torch.maximum(low, value)
@@ -171,7 +179,7 @@ class SecondOrderBounds:
 
     def _together(self) -> int:
         """How many quadratics to work on at once: few enough to stay near the processor."""
-        entries = sum(basis.size * basis.noise for basis in self.forms.bases[-1:])
+        entries = self.forms.basis.size * self.forms.basis.noise
         return max(1, _NEAR // (8 * entries))
 
 
@@ -180,11 +188,11 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     linear = found.linear
     n = linear.shape[1]
     ball = noise.ball(n, linear.device)
-    if not found.maps:
+    if not found.bases:
         bound = found.constant - noise.radius(linear)
         return torch.where(bound.isfinite(), bound, -math.inf)
     goal = target - found.constant
-    if sum(u.shape[1] for u in found.maps) < 0.6 * n:
+    if sum(basis.size for basis in found.bases) < 0.6 * n:
         value, _ = maximise(LowRankQuadratic(linear, *found.joined(), ball), steps, goal)
     else:
         B, lost = found.dense()
