@@ -156,7 +156,7 @@ class LinearBounds:
         if source != index:
             lower, upper = self.interval(source, consumer if source >= 0 else None)
             order = self.structure.order(index)
-            return _reorder(lower, order, node.shape), _reorder(upper, order, node.shape)
+            return reorder(lower, order, node.shape), reorder(upper, order, node.shape)
         everywhere = self.method.everywhere
         if isinstance(operator, Elementwise) and not everywhere:
             return operator.interval(self.interval(node.inputs[0], operator))
@@ -356,7 +356,8 @@ def _already_linear(operator: Elementwise, lower: Tensor, upper: Tensor) -> Tens
     return same.flatten(1)
 
 
-def _reorder(t: Tensor, order: Tensor, shape: tuple[int, ...]) -> Tensor:
+def reorder(t: Tensor, order: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The entries of every instance in the order of a node that repeats them."""
     return t.flatten(1)[:, order.to(t.device)].reshape(t.shape[0], *shape)
 
 

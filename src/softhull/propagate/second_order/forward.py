@@ -12,7 +12,7 @@ from ...graph.operator import Affine, Bilinear, Elementwise, Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share
-from ..crown import LinearBounds
+from ..crown import LinearBounds, reorder
 from .affine_form import AffineForm, Basis, input_form
 from .elementwise import parallel_band
 from .probabilities import affine_probabilities, tangent_directions
@@ -110,7 +110,7 @@ class Forms:
             axis = len(shape) - 1 - side
             source = structure.source(factor)
             if source in self.errors and structure.rows_are_softmax(factor, axis):
-                error = self.errors[source].flatten(1)[:, structure.order(factor)].unflatten(1, shape)
+                error = reorder(self.errors[source], structure.order(factor), shape)
                 metric = self._metric if self._metric is not None else self.gauge.gram
                 self.factors[index] = replace(self.factors[index], kept=side, axis=axis, error=error, metric=metric)
                 return
