@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checker.network import Kink
-from ..checker.replay import Rule
+from ..checker.replay import Rule, Rules
 from .prover import Proof
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..solve.relaxation import Relaxation
 
 
-def choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict[str, Any]) -> dict[int, Rule]:
+def choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict[str, Any]) -> Rules:
     """Slopes of the activations, planes at the tangent points and their weights, simplex multipliers; by node."""
     chosen: dict[int, Rule] = {}
     parts = whole.views(found["multipliers"])
@@ -38,7 +38,7 @@ def choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict
                 "below": _weights(part.below[0, m].numpy() * below_here),
                 "above": _weights(part.above[0, m].numpy() * above_here),
             }
-    return chosen
+    return lambda index, _: chosen.get(index)
 
 
 def _weights(shares: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from ..checker.balls import Floats
 from ..checker.softmax import Logits, NotAPlane, lower_plane
 
 # Slopes of 1/4 belong to the inflection point, where the checker cannot tell both sides of the sigmoid apart.
-_STEEPEST = 0.25 * (1 - 1e-12)
+STEEPEST = 0.25 * (1 - 1e-12)
 
 
 def centre(x: Logits) -> Floats:
@@ -49,7 +49,7 @@ def best_upper(x: Logits, k: int, at: Floats) -> Floats:
     odds = at[k] - top - np.log(shares.sum())
     _, slope = concave_envelope(*(np.asarray(v) for v in (np.clip(odds, lowest, highest), lowest, highest)))
     pulls = np.zeros(len(at))
-    pulls[others] = min(float(slope), _STEEPEST) * shares / shares.sum()
+    pulls[others] = min(float(slope), STEEPEST) * shares / shares.sum()
     return pulls
 
 
@@ -91,7 +91,7 @@ def parameters(x: Logits, k: int, at: Floats, J: int, theta: float) -> tuple[int
     unit = np.log(here) + top
     where = (d[k] - unit, low[k] - unit, high[k] - unit, min(first.sum() / here, 1), max(last.sum() / here, 1))
     alpha, gamma, _ = supporting_plane(Rectangle(*(np.asarray(v) for v in where)))
-    return J, theta, float(np.clip(alpha, 0, _STEEPEST)), _positive(float(gamma / here))
+    return J, theta, float(np.clip(alpha, 0, STEEPEST)), _positive(float(gamma / here))
 
 
 def _positive(value: Any) -> float:

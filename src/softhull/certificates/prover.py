@@ -15,7 +15,7 @@ from ..checker.balls import Balls, Floats, exact, lower_floats
 from ..checker.certificate import FORMAT, VERSION, Certificate
 from ..checker.check import LARGEST_STEP, region_of, sha256, unit_rows
 from ..checker.network import Indices, Input, Kink, Linear, Networks, Product, Softmax, Sum, View
-from ..checker.replay import Functions, Knowledge, Rule
+from ..checker.replay import Functions, Knowledge, Planes, Rule, Rules
 from .planes import best_lower, best_upper, centre, parameters
 
 
@@ -32,9 +32,9 @@ class Proof:
         self.steps: list[dict[str, Any]] = []
         self.arrays: dict[str, np.ndarray[Any, Any]] = {"input": self.x}
         self.scores: list[tuple[Floats, Floats]] = []
-        self.contract = False
+        self.products = "planes"  # how products are passed: "planes" or "contracted"
         self.anchors: dict[int, tuple[int, Floats, Floats]] = {}  # by softmax: step, values below and above
-        self.choices: dict[int, Rule] = {}  # made elsewhere, by node; they go before our own
+        self.choose_first: Rules | None = None  # choices made elsewhere; they go before our own
         self._slopes: dict[int, str] = {}
         self._widest = max(node.size for node in self.networks.nodes)
 
@@ -58,7 +58,7 @@ class Proof:
 
         With ``stops`` bounds are evaluated at every node on the way back and the best is kept.
         """
-        for index in sorted(self._ancestors(views)):
+        for index in sorted(self.before(views)):
             node = self.networks.nodes[index]
             if isinstance(node, Kink):
                 lower, upper = self.known.box(node.x)
@@ -82,9 +82,9 @@ class Proof:
         self.claim_entries(scores, np.unique(rows), stops)
         first, second = np.triu_indices(rows.shape[1], 1)
         pairs = np.stack((rows[:, first], rows[:, second]), -1).reshape(-1, 2)
-        self.contract, before = True, self.contract
+        self.products, before = "contracted", self.products
         self.claim_differences(scores, pairs, stops)
-        self.contract = before
+        self.products = before
 
     def derive_planes(self, index: int, at: Floats | None = None, like: Floats | None = None) -> int:
         """Planes below and above every output of a softmax, touching at logits ``[R, K]`` or amid what is known.
@@ -106,16 +106,21 @@ class Proof:
                     below[1, r, k] = parameters(x, k, point[r], k, 1.0)
                 above[0, r, k] = best_upper(x, k, point[r])
         planes = self.known.derive_planes(index, below, above)
-        number = len(self.steps)
-        self.known.planes[number] = planes
-        name = self.networks.names[index]
-        self.steps.append({"claim": "planes", "tensor": name, "below": self.keep(below), "above": self.keep(above)})
+        number = self.add_planes(index, planes, below, above)
 
         def values(slope: Balls, offset: Balls) -> Floats:
             return ((slope[0] * exact(point)[:, None]).sum(-1) + offset[0]).astype(np.float64)
 
         low = values(planes.below_slope, planes.below)
         self.anchors[index] = number, low, values(planes.above_slope, planes.above)
+        return number
+
+    def add_planes(self, index: int, planes: Planes, below: Floats, above: Floats) -> int:
+        """Planes derived from these parameters as a step; returns its number."""
+        number = len(self.steps)
+        self.known.planes[number] = planes
+        name = self.networks.names[index]
+        self.steps.append({"claim": "planes", "tensor": name, "below": self.keep(below), "above": self.keep(above)})
         return number
 
     def claim_entries(self, view: View, entries: Indices, stops: bool = False) -> None:
@@ -147,13 +152,13 @@ class Proof:
     def claim_lead(self, view: View, label: int, rivals: Sequence[int]) -> Floats:
         """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
         found = np.full(len(rivals), -np.inf)
-        for self.contract in (False, True):
+        for self.products in ("planes", "contracted"):
             still = np.flatnonzero(~(found > 0))
             if not len(still):
                 break
             pairs = np.array([(label, rivals[i]) for i in still.tolist()])
             values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
-            proved = values > 0 if not self.contract else values > -np.inf
+            proved = values > 0 if self.products == "planes" else values > -np.inf
             found[still] = values
             if proved.all():
                 self._differ(view, pairs, values, rules)
@@ -162,6 +167,13 @@ class Proof:
                 values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
                 self._differ(view, pairs, values, rules)
         return found
+
+    def claim_difference(self, view: View, label: int, rival: int) -> float:
+        """Claim a lower bound on the difference of two entries, by one walk of its own."""
+        pairs = np.array([(label, rival)])
+        values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
+        self._differ(view, pairs, values, rules)
+        return float(values[0])
 
     def _differ(self, view: View, pairs: Indices, lower: Floats, rules: dict[str, Any]) -> None:
         upper = np.full(len(lower), np.inf)
@@ -180,7 +192,7 @@ class Proof:
     def claim_sign(self, view: View, positive: bool) -> float:
         """Claim that a single output is positive (negative): how far it stays from zero."""
         rows = unit_rows(np.zeros(1, dtype=np.int64), 1) * (1 if positive else -1)
-        for self.contract in (False, True):
+        for self.products in ("planes", "contracted"):
             values, rules = self.walk([(view, rows)], False)
             if values[0] > 0:
                 break
@@ -220,15 +232,15 @@ class Proof:
     # Choices
 
     def _choose(self, index: int, A: Balls) -> Rule:
-        if index in self.choices:
-            return self.choices[index]
+        if self.choose_first is not None and (first := self.choose_first(index, A)) is not None:
+            return first
         node = self.networks.nodes[index]
         if isinstance(node, Kink):
             return {"slope": self.arrays[self._slope(index, node)]}
         if isinstance(node, Softmax):
             return self._choose_planes(index, node, A)
         assert isinstance(node, Product)
-        if self.contract:
+        if self.products == "contracted":
             return self._choose_functions(node, A)
         return {"below": np.full(node.size, 0.5), "above": np.full(node.size, 0.5)}
 
@@ -246,9 +258,9 @@ class Proof:
 
     def _choose_functions(self, node: Product, A: Balls) -> Rule:
         """Of the factors that may be kept the one that loses least: half-width of x times half-width of f, summed."""
-        self.contract, before = False, self.contract
+        self.products, before = "planes", self.products
         tried = [self._contraction(node, A, keep, reference) for keep, reference in self._kept(node, A)]
-        self.contract = before
+        self.products = before
         _, rule, view, parts = min(tried, key=lambda found: found[0])
         return {**rule, "functions": self._claim_functions(view, parts)}
 
@@ -306,15 +318,16 @@ class Proof:
 
     def _deep(self, index: int) -> bool:
         """Whether a node is more than one matrix away from the input."""
-        before = [self.networks.nodes[i] for i in self._ancestors([self._whole(index)])]
+        before = [self.networks.nodes[i] for i in self.before([self._whole(index)])]
         simple = [n for n in before if isinstance(n, Input | Linear) or (isinstance(n, Sum) and len(n.views) == 1)]
         return len(simple) < len(before) or sum(isinstance(n, Linear) for n in before) > 1
 
     def ancestors(self, network: int) -> set[int]:
         """The nodes that the output of a network depends on, with its own."""
-        return self._ancestors([self.networks.probabilities[network]])
+        return self.before([self.networks.probabilities[network]])
 
-    def _ancestors(self, views: Sequence[View]) -> set[int]:
+    def before(self, views: Sequence[View]) -> set[int]:
+        """The nodes that some tensors depend on, with their own."""
         found: set[int] = set()
         waiting = [view.node for view in views]
         while waiting:

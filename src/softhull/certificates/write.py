@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checker.certificate import Certificate, write_certificate
+from ..checker.certificate import Certificate, Refused, write_certificate
 from ..checker.check import conclusion
-from ..checker.replay import Refused
 from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
 from .prover import Proof
+from .second_order import SecondOrder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,14 @@ def class_certificate(
         rivals = [k for k in range(classes) if k != label] if rivals is None else [k for k in rivals if k != label]
         if not rivals:
             raise NoProof("there is no other class to stay ahead of")
-        found = float(proof.claim_lead(logits, label, rivals).min())
+        margins = proof.claim_lead(logits, label, rivals)
+        if not (margins > 0).all():
+            second_order = SecondOrder(proof, [logits])
+            for place in np.argsort(margins)[: int((~(margins > 0)).sum())].tolist():
+                margins[place] = second_order.lead(logits, label, rivals[place])
+                if not margins[place] > 0:
+                    break
+        found = float(margins.min())
     if not found > 0:
         raise NoProof(f"the rules of the checker prove a margin of {found:.3g} only")
     return proof.certificate({"kind": "class", "label": int(label), "rivals": [int(k) for k in rivals]}, index)
@@ -101,7 +108,7 @@ def score_certificate(
             solution = Dual(stages=2).solve(relaxation, plane.coefficients)
             point = solution.probabilities
             whole = Lagrangian(relaxation, plane.coefficients)
-            proof.choices = choices(proof, relaxation, whole, solution.certificate)
+            proof.choose_first = choices(proof, relaxation, whole, solution.certificate)
             lower = proof.claim_score(-plane.coefficients[0].numpy())
             best = min(best, float(plane.offset[0]) - lower / len(models))
         worst = max(worst, best)

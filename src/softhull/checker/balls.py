@@ -27,11 +27,19 @@ def zeros(*shape: int) -> Balls:
     return found
 
 
+def largest(row: Balls) -> arb:
+    """The largest of some numbers, and at least 0."""
+    found = ZERO
+    for a in row:
+        found = found.max(a)
+    return found
+
+
 def matrix(rows: Balls | Floats) -> arb_mat:
     return arb_mat(*rows.shape, rows.ravel().tolist())
 
 
-def times(rows: Balls, right: arb_mat) -> Balls:
+def times(rows: Balls | Floats, right: arb_mat) -> Balls:
     """The matrix product of ``rows [S, n]`` with ``right [n, m]``."""
     found = np.empty((rows.shape[0], right.ncols()), dtype=object)
     found[...] = (matrix(rows) * right).tolist()

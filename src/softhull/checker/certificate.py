@@ -28,6 +28,10 @@ class CertificateError(InvalidInput):
     """A certificate that cannot be read."""
 
 
+class Refused(ValueError):
+    """A step of a proof that does not follow."""
+
+
 @dataclass(frozen=True)
 class Certificate:
     """A header as plain data and the arrays that it names."""

@@ -14,9 +14,9 @@ import numpy as np
 from flint import arb, ctx
 
 from .balls import PRECISION, Balls, Floats, exact, round_down, round_up, zeros
-from .certificate import Certificate, CertificateError, read_array, read_certificate, read_members
-from .network import Networks, View
-from .replay import Functions, Knowledge, Refused, Region, Rule, Rules
+from .certificate import Certificate, CertificateError, Refused, read_array, read_certificate, read_members
+from .network import Networks, Softmax, View
+from .replay import Functions, Knowledge, Region, Rule, Rules
 from .scores import score_bound
 
 LARGEST_STEP = 1 << 19  # coefficients held at once: rows times the largest node
@@ -122,6 +122,9 @@ class _Check:
             self._spend(below.size + above.size)
             self.known.planes[number] = self.known.derive_planes(node, below, above)
             return
+        if claim in ("logits", "form"):
+            self._second_order(self._view(step["tensor"]).node, step)
+            return
         lower = self.certificate.array(step["lower"], "f")
         if claim == "score":
             upper = np.full(lower.shape, np.inf)
@@ -149,6 +152,20 @@ class _Check:
         self._prove([(view, unit_rows(entries, view.index.size))], lower, upper, step)
         learn = self.known.learn_entries if claim == "entries" else self.known.learn_differences
         learn(view, entries, lower, upper)
+
+    def _second_order(self, index: int, step: Mapping[str, Any]) -> None:
+        """Differences of the logits of a softmax from the forms before it, or its own form from planes."""
+        node = self.networks.nodes[index]
+        if not isinstance(node, Softmax):
+            raise Refused("the form of a node that is no softmax")
+        self._spend(node.rows.size * node.rows.shape[1] * self.known.forms.count)
+        if step["claim"] == "form":
+            planes = self.known.planes.get(step["planes"])
+            if planes is None or planes.node != index:
+                raise Refused("planes that were not derived for this node")
+            self.known.forms.learn_softmax(index, planes)
+        else:
+            self.known.learn_logits(node)
 
     def _prove(self, start: list[tuple[View, Balls]], lower: Floats, upper: Floats, step: Mapping[str, Any]) -> None:
         """The claimed bounds against those of a walk for every row and its negative, where they claim anything."""

@@ -23,6 +23,7 @@ from .balls import (
     Floats,
     exact,
     is_zero,
+    largest,
     magnitude,
     matrix,
     minimum_over,
@@ -33,15 +34,14 @@ from .balls import (
     times,
     zeros,
 )
+from .certificate import Refused
+from .forms import Forms, Part
 from .network import Indices, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
+from .quadratic import least
 from .softmax import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
 Rules = Callable[[int, Balls], Rule | None]
-
-
-class Refused(ValueError):
-    """A step of a proof that does not follow."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Region:
             return best
         size = magnitude(rows)
         if self.norm == 1:
-            reach = [_largest(row) for row in size]
+            reach = [largest(row) for row in size]
         else:
             reach = [sum((a * a for a in row), start=ZERO).sqrt() for row in size]
         ball = times(rows, matrix(exact(self.centre)[:, None]))[:, 0] - arb(self.eps) * np.array(reach, dtype=object)
@@ -95,6 +95,7 @@ class Knowledge:
         self.networks, self.region = networks, region
         self.functions: dict[int, Functions] = {}
         self.planes: dict[int, Planes] = {}
+        self.forms = Forms(self)
         self._claimed: dict[int, tuple[Floats, Floats]] = {}
         self._apart: dict[int, dict[tuple[int, int], float]] = {}
         self._boxes: dict[int, tuple[Floats, Floats]] = {}
@@ -179,6 +180,12 @@ class Knowledge:
             known[j, i] = max(known.get((j, i), -np.inf), -high)
         self._renew(view.node)
 
+    def learn_logits(self, node: Softmax) -> None:
+        """The differences of the logits of a softmax as their forms give them."""
+        pairs, lower, upper = self.forms.differences(node)
+        whole = View(node.x.node, np.arange(self.networks.nodes[node.x.node].size))
+        self.learn_differences(whole, pairs, *outward(lower, upper))
+
     def _renew(self, index: int) -> None:
         self._boxes = {i: box for i, box in self._boxes.items() if i < index}
 
@@ -212,8 +219,8 @@ class Knowledge:
         pending: dict[int, Balls] = {}
         S = len(start[0][1])
         for view, rows in start:
-            self._put(pending, view, rows)
-        constant, best = zeros(S), None
+            self.put(pending, view, rows)
+        constant, best, parts = zeros(S), None, list[Part]()
         while (top := max(pending)) > 0:
             if stops:
                 here = constant + minimum_of(self, pending)
@@ -227,15 +234,18 @@ class Knowledge:
                 rule = rules(top, A)
                 if rule is None:
                     raise Refused("the proof does not say how to pass this node")
-                step = {Kink: self._kink, Softmax: self._softmax, Product: self._product}[type(node)]
-                found, shift = step(top, A, rule)
+                if isinstance(node, Product) and "split" in rule:
+                    found, shift = self._split(node, A, rule, parts)
+                else:
+                    step = {Kink: self._kink, Softmax: self._softmax, Product: self._product}[type(node)]
+                    found, shift = step(top, A, rule)
                 constant = constant + shift
             for i, back in found.items():
                 pending[i] = pending[i] + back if i in pending else back
-        last = constant + self.region.minimum(pending[0])
+        last = constant + (self._least(pending[0], parts, rules) if parts else self.region.minimum(pending[0]))
         return last if best is None else _fold(arb.max, [best, last])
 
-    def _put(self, pending: dict[int, Balls], view: View, rows: Balls) -> None:
+    def put(self, pending: dict[int, Balls], view: View, rows: Balls) -> None:
         """Coefficients on the entries of a view, added to those of its node."""
         size = self.networks.nodes[view.node].size
         index = view.index.ravel()
@@ -253,10 +263,10 @@ class Knowledge:
             key = id(node)
             if key not in self._weights:
                 self._weights[key] = matrix(node.weights)
-            self._put(found, node.x, times(A, self._weights[key]))
+            self.put(found, node.x, times(A, self._weights[key]))
         else:
             for view, scale in zip(node.views, node.scales):
-                self._put(found, view, A * scale)
+                self.put(found, view, A * scale)
         return found
 
     def _kink(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
@@ -265,21 +275,26 @@ class Knowledge:
         assert isinstance(node, Kink)
         share = _array(rule, "slope", len(A), node.size, low=0.0, high=1.0)
         share = share if np.ndim(rule["slope"]) > 1 else share[0]  # one slope per entry serves all rows
+        slope, offset = self.chords(node)
         lower, upper = self.box(node.x)
         left = arb(node.slope)
-        low_slope, high_slope, offset = zeros(node.size), zeros(node.size), zeros(node.size)
-        for i, (low, high) in enumerate(zip(lower.tolist(), upper.tolist())):
-            if low >= 0 or high <= 0:
-                low_slope[i] = high_slope[i] = ONE if low >= 0 else left
-            else:
-                high_slope[i] = (arb(high) - left * arb(low)) / (arb(high) - arb(low))
-                offset[i] = arb(high) * (ONE - high_slope[i])
-        crossing = (lower < 0) & (upper > 0)
-        below = np.where(crossing, left + (ONE - left) * exact(share), low_slope)
+        below = np.where((lower < 0) & (upper > 0), left + (ONE - left) * exact(share), slope)
         up, down = positive(A), negative(A)
         found: dict[int, Balls] = {}
-        self._put(found, node.x, up * below + down * high_slope)
+        self.put(found, node.x, up * below + down * slope)
         return found, times(down, matrix(offset[:, None]))[:, 0]
+
+    def chords(self, node: Kink) -> tuple[Balls, Balls]:
+        """Slopes and offsets of the lines above a kink over its proved range; where it is straight, of itself."""
+        left = arb(node.slope)
+        slope, offset = zeros(node.size), zeros(node.size)
+        for i, (low, high) in enumerate(zip(*(end.tolist() for end in self.box(node.x)))):
+            if low >= 0 or high <= 0:
+                slope[i] = ONE if low >= 0 else left
+            else:
+                slope[i] = (arb(high) - left * arb(low)) / (arb(high) - arb(low))
+                offset[i] = arb(high) * (ONE - slope[i])
+        return slope, offset
 
     def _softmax(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         """Off every row a multiple of ``sum_k p_k = 1``, then mixtures of proved planes and constant bounds."""
@@ -312,8 +327,28 @@ class Knowledge:
         found: dict[int, Balls] = {}
         flat = zeros(S, node.size)
         flat[:, node.rows.ravel()] = slope.reshape(S, -1)
-        self._put(found, node.x, flat)
+        self.put(found, node.x, flat)
         return found, constant
+
+    def _split(self, node: Product, A: Balls, rule: Rule, parts: list[Part]) -> tuple[dict[int, Balls], Balls]:
+        """One row as a linear function of both factors and a quadratic of the noise, which is bounded in the end."""
+        if len(A) != 1 or rule["split"] not in (0, 1):
+            raise Refused("a split of several rows, or of neither factor")
+        found, shift, part = self.forms.split(node, A[0], rule["split"], rule.get("reference"))
+        parts.append(part)
+        return found, np.array([shift], dtype=object)
+
+    def _least(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
+        """The least value of one row of coefficients on the input together with the quadratics met on the way."""
+        constant, linear, B = self.forms.quadratic(on_input[0], parts)
+        rule = rules(0, np.concatenate((linear[None], B)))
+        if rule is None:
+            raise Refused("the proof does not say how to bound its quadratic")
+        multipliers, point = (_array(rule, name, len(linear)) for name in ("multipliers", "point"))
+        found = least(linear, B, multipliers, point, self.forms.noise)
+        if found is None:
+            raise Refused("multipliers that do not make the quadratic semidefinite")
+        return np.array([constant + found], dtype=object)
 
     def _product(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         node = self.networks.nodes[index]
@@ -338,8 +373,8 @@ class Knowledge:
         low = below * lx * ly + (ONE - below) * ux * uy
         high = above * lx * uy + (ONE - above) * ux * ly
         found: dict[int, Balls] = {}
-        self._put(found, View(node.x.node, node.x.index[node.left]), on_x)
-        self._put(found, View(node.y.node, node.y.index[node.right]), on_y)
+        self.put(found, View(node.x.node, node.x.index[node.left]), on_x)
+        self.put(found, View(node.y.node, node.y.index[node.right]), on_y)
         return found, -(up * low + down * high).sum(1)
 
     def _contracted(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
@@ -374,7 +409,7 @@ class Knowledge:
             on_other[s] = on_other[s] + pull * f
             constant[s] -= w * x_low[a] * low + (ONE - w) * x_high[a] * high
         found: dict[int, Balls] = {other.node: on_other}
-        self._put(found, kept, on_kept)
+        self.put(found, kept, on_kept)
         return found, constant
 
     def _proved(self, node: int, steps: Any) -> Functions:
@@ -396,7 +431,7 @@ class Knowledge:
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         mine, theirs = (node.left, node.right) if keep == 0 else (node.right, node.left)
         S, size = len(A), self.networks.nodes[other.node].size
-        stands_for = self._references(kept, reference)
+        stands_for = self.references(kept, reference)
         used = ~is_zero(A[:, node.out]).astype(bool)
         found: dict[tuple[int, int], Balls] = {}
         certain = zeros(S, size)
@@ -416,7 +451,7 @@ class Knowledge:
             found |= {(s, a): f for a, f in u.items()}
         return found, certain
 
-    def _references(self, kept: View, reference: Any) -> list[list[int]]:
+    def references(self, kept: View, reference: Any) -> list[list[int]]:
         """Groups of kept entries that are whole softmax rows, each with its reference entry first."""
         if reference is None:
             return []
@@ -449,13 +484,6 @@ def _array(rule: Rule, name: str, *shape: int, low: float = -np.inf, high: float
         return np.broadcast_to(found, shape)
     except ValueError:
         raise Refused(f"{name} has shape {found.shape}, {shape} is expected") from None
-
-
-def _largest(row: Balls) -> arb:
-    found = ZERO
-    for a in row:
-        found = found.max(a)
-    return found
 
 
 def _fold(function: Callable[[arb, arb], arb], arrays: list[Balls]) -> Balls:

@@ -12,8 +12,9 @@ import numpy as np
 from flint import arb
 
 from .balls import ONE, ZERO, Floats, exact
+from .certificate import Refused
 from .network import Networks
-from .replay import Knowledge, Refused
+from .replay import Knowledge
 
 
 def score_bound(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from flint import arb
 
-from .balls import ONE, ZERO, Balls, Floats, exact, round_down, round_up, zeros
+from .balls import ONE, ZERO, Balls, Floats, exact, negative, positive, round_down, round_up, zeros
 
 
 class NotAPlane(ValueError):
@@ -26,6 +26,18 @@ class Logits:
     low: Floats
     high: Floats
     apart: Floats  # [K, K]
+
+    def least(self, c: Balls) -> arb:
+        """A lower bound on ``c . x``: one logit and the differences of the others to it, each at its worst."""
+        best = arb.neg_inf()
+        for J in range(len(self.low)):
+            low, high = exact(self.apart[:, J]), -exact(self.apart[J])
+            low[J], high[J] = arb(float(self.low[J])), arb(float(self.high[J]))
+            weights = c.copy()
+            weights[J] = c.sum()
+            ends = (positive(weights) * low + negative(weights) * high).sum()
+            best = best.max(ends)
+        return best
 
     def log_odds(self, k: int) -> tuple[arb, arb]:
         """The range of v: it falls with every difference x_j - x_k."""

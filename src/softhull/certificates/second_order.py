@@ -1,0 +1,156 @@
+"""Proofs by one quadratic of the noise per specification: forms of the softmax outputs, splits, multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from flint import arb
+
+from ..checker.balls import Balls, Floats
+from ..checker.network import Indices, Input, Product, Softmax, View
+from ..checker.quadratic import least
+from ..checker.replay import Rule
+from ..checker.softmax import Logits, NotAPlane, lower_plane, sigma, upper_plane
+from .planes import STEEPEST, centre
+from .prover import Proof
+
+_TANGENT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # slopes between the chord and the tangent of the sigmoid
+_CHORD_SHARES = (0.85, 1.0, 1.18)  # slopes in the sum of the other exponentials, of the one that matches the tangent
+_STEPS = 40  # on the multipliers
+
+
+class SecondOrder:
+    """Forms of every softmax before some tensors, and margins that follow with them."""
+
+    def __init__(self, proof: Proof, views: Sequence[View]) -> None:
+        self.proof, self.known = proof, proof.known
+        self._errors: dict[int, Floats] = {}  # of the probabilities beside their affine functions, by softmax
+        for index in sorted(proof.before(views)):
+            if isinstance(proof.networks.nodes[index], Softmax):
+                self._form(index)
+
+    def _form(self, index: int) -> None:
+        """Better differences of the logits first, then the form, then the planes of ordinary walks anew."""
+        node, proof = self.proof.networks.nodes[index], self.proof
+        assert isinstance(node, Softmax)
+        name = proof.networks.names[index]
+        self.known.learn_logits(node)
+        proof.steps.append({"claim": "logits", "tensor": name})
+        R, K = node.rows.shape
+        below, above = np.zeros((1, R, K, 4)), np.zeros((1, R, K, K))
+        for r in range(R):
+            x = self.known.logits(node, r)
+            for k in range(K):
+                below[0, r, k], above[0, r, k] = parallel_planes(x, k)
+        planes = self.known.derive_planes(index, below, above)
+        number = proof.add_planes(index, planes, below, above)
+        before = self.known.forms.count
+        self.known.forms.learn_softmax(index, planes)
+        proof.steps.append({"claim": "form", "tensor": name, "planes": number})
+        form = self.known.forms.rows(View(index, np.arange(node.size)))
+        self._errors[index] = form.slope[:, before:].astype(np.float64).sum(1)
+        proof.derive_planes(index)
+
+    def lead(self, view: View, label: int, rival: int) -> float:
+        """Claim that one entry exceeds another, and by how much."""
+        self.proof.choose_first = self._choose
+        try:
+            return self.proof.claim_difference(view, label, rival)
+        finally:
+            self.proof.choose_first = None
+
+    def _choose(self, index: int, A: Balls) -> Rule | None:
+        node = self.proof.networks.nodes[index]
+        if isinstance(node, Input):
+            return self._multipliers(A[0], A[1:])
+        if not isinstance(node, Product):
+            return None
+        for side, view in enumerate((node.x, node.y)):
+            source = self.proof.networks.nodes[view.node]
+            if isinstance(source, Softmax) and np.array_equal(np.sort(view.index), np.arange(source.size)):
+                return {"split": side, "reference": self._reference(node, A[0], side)}
+        return {"split": 0}
+
+    def _reference(self, node: Product, row: Balls, side: int) -> Indices:
+        """Of every softmax row the entry to which the others' values are nearest, weighted with the others' errors."""
+        kept, other = (node.x, node.y) if side == 0 else (node.y, node.x)
+        mine, theirs = (node.left, node.right) if side == 0 else (node.right, node.left)
+        source = self.proof.networks.nodes[kept.node]
+        assert isinstance(source, Softmax)
+        C = np.zeros((kept.index.size, other.index.size))
+        np.add.at(C, (mine, theirs), row[node.out].astype(np.float64))
+        pulls = C @ self.known.forms.rows(other).slope.astype(np.float64)
+        errors = self._errors[kept.node][kept.index.ravel()]
+        place = np.argsort(kept.index.ravel())  # where every probability stands in the factor
+        found = np.full(kept.index.size, -1)
+        for members in place[source.rows]:
+            apart = np.abs(pulls[members, None] - pulls[None, members]).sum(-1)
+            found[members] = members[np.argmin(errors[members] @ apart)]
+        return found
+
+    def _multipliers(self, linear: Balls, B: Balls) -> Rule:
+        """Multipliers found in floating point, with as much more as the checker asks for, and the minimiser."""
+        import torch
+
+        from ..propagate.second_order.quadratic import quadratic_lower_bound
+
+        noise = self.known.forms.noise
+        l_, B_ = linear.astype(np.float64), B.astype(np.float64)
+        ball = np.arange(len(l_)) < noise.inputs if noise.norm else None
+        bound = quadratic_lower_bound(torch.from_numpy(l_), torch.from_numpy(B_), ball, steps=_STEPS)
+        d = bound.d.numpy()
+        idle = (l_ == 0) & (B_ == 0).all(0)
+        for more in (1e-10, 1e-8, 1e-6, 1e-4):
+            multipliers = np.where(idle, 0.0, d * (1 + more) + more * d.mean())
+            M = B_ + np.diag(np.where(idle, 1.0, multipliers))
+            point = -np.linalg.solve(M, l_) / 2
+            if least(linear, B, multipliers, point, noise) is not None:
+                break
+        return {"multipliers": multipliers, "point": point}
+
+
+def parallel_planes(x: Logits, k: int) -> tuple[tuple[float, float, float, float], Floats]:
+    """Parameters of planes below and above ``p_k`` with little between them once they are made parallel."""
+    at = centre(x)
+    others = np.delete(np.arange(len(at)), k)
+    if not len(others):
+        return (-1.0, 0.0, 0.0, 1.0), np.zeros(1)
+    top = at[others].max()
+    shares = np.exp(at[others] - top)
+    odds = at[k] - top - np.log(shares.sum())
+    low, high = (float(end) for end in x.log_odds(k))
+    p = float(sigma(arb(odds)))
+    ends = float(sigma(arb(low))), float(sigma(arb(high)))
+    chord = (ends[1] - ends[0]) / (high - low) if high > low else p * (1 - p)
+    best, found = np.inf, ((-1.0, 0.0, 0.0, 1.0), np.zeros(len(at)))
+    for share in _TANGENT_SHARES:
+        rate = float(np.clip(chord + share * (p * (1 - p) - chord), 0, STEEPEST))
+        pulls = np.zeros(len(at))
+        pulls[others] = rate * shares / shares.sum()
+        try:
+            above_slope, above = upper_plane(x, k, pulls)
+        except NotAPlane:
+            continue
+        for J in others[np.argsort(-at[others])][:3].tolist():
+            here = _chords(x, k, J, at)
+            for part in _CHORD_SHARES:
+                plane = (float(J), 1.0, rate, float(np.clip(rate * part / here, 1e-300, 1e300)))
+                try:
+                    below_slope, below = lower_plane(x, k, J, *plane[1:])
+                except NotAPlane:
+                    continue
+                left = float(above - below - x.least(below_slope - above_slope))
+                if left < best:
+                    best, found = left, (plane, pulls)
+    return found
+
+
+def _chords(x: Logits, k: int, J: int, at: Floats) -> float:
+    """The sum of the chords of the other exponentials at a point, relative to J and scaled as in ``lower_plane``."""
+    low, high = x.apart[:, J].copy(), -x.apart[J]
+    low[J] = high[J] = 0.0
+    top = high.max()
+    first, last, width = np.exp(low - top), np.exp(high - top), high - low
+    share = np.clip(np.where(width > 0, (at - at[J] - low) / np.where(width > 0, width, 1), 1), 0, 1)
+    return float(np.delete(first + share * (last - first), k).sum())

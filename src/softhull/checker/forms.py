@@ -1,0 +1,259 @@
+"""Affine forms: the entries of a tensor as ``centre + slope . e``, exactly, with noise e.
+
+The first numbers of the noise are the input's, scaled to [-1, 1]. Where a node is not affine, entries of it get a
+number of their own: what such an entry is beside an affine function, divided by how much that can be. So the noise is
+not free: the input determines it, and a form is an identity between real numbers.
+
+Where the factors of a product have forms it is a quadratic of the noise, and that is all of its error:
+``x y = x_c y + y_c x - x_c y_c + (x - x_c)(y - y_c)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flint import arb, arb_mat
+
+from .balls import ONE, Balls, exact, is_zero, matrix, times, zeros
+from .certificate import Refused
+from .network import Indices, Input, Kink, Linear, Node, Product, Softmax, Sum, View
+from .quadratic import Noise, ProductRanges, padded
+
+if TYPE_CHECKING:
+    from .replay import Knowledge, Planes
+
+MOST_NOISE = 1 << 11  # numbers
+LARGEST_FORM = 1 << 22  # coefficients of one node
+
+
+@dataclass(frozen=True)
+class Form:
+    """``centre [size]``, ``slope [size, n]`` over the first n numbers of the noise."""
+
+    centre: Balls
+    slope: Balls
+
+
+@dataclass(frozen=True)
+class Part:
+    """The quadratic ``(left e)'C (right e)``."""
+
+    left: Balls
+    C: Balls
+    right: Balls
+
+
+class Forms:
+    """The forms of the nodes of some networks over one region, found when they are asked for."""
+
+    def __init__(self, known: Knowledge) -> None:
+        self.known, region = known, known.region
+        if region.centre is None:
+            low, high = exact(region.lower), exact(region.upper)
+            self.centre, self.radius = (low + high) / 2, (high - low) / 2
+        else:
+            self.centre, self.radius = exact(region.centre), exact(np.full(len(region.centre), region.eps))
+        self.count = len(self.centre)  # of the noise
+        self.noise = Noise(self.count, region.norm)
+        self._known: dict[int, Form] = {}
+
+    def rows(self, view: View) -> Form:
+        """The form of the entries of a view, over all the noise there is."""
+        self._find(view.node)
+        index = view.index.ravel()
+        if isinstance(self.known.networks.nodes[view.node], Input):
+            slope = zeros(index.size, self.count)
+            slope[np.arange(index.size), index] = self.radius[index]
+            return Form(self.centre[index], slope)
+        form = self._known[view.node]
+        return Form(form.centre[index], padded(form.slope[index], self.count))
+
+    def _find(self, last: int) -> None:
+        """Forms of a node and of those it depends on, first to last."""
+        nodes = self.known.networks.nodes
+        needed, found = {last}, []
+        for index in range(last, 0, -1):
+            if index in needed and index not in self._known:
+                found.append(index)
+                needed.update(view.node for view in _inputs(nodes[index]))
+        for index in reversed(found):
+            self._known[index] = self._of(nodes[index])
+
+    def _of(self, node: Node) -> Form:
+        if node.size * self.count > LARGEST_FORM:
+            raise Refused("a form of more coefficients than the checker allows")
+        if isinstance(node, Linear):
+            x, weights = self.rows(node.x), matrix(node.weights)
+            return Form(_product(weights, x.centre[:, None])[:, 0], _product(weights, x.slope))
+        if isinstance(node, Sum):
+            centre, slope = exact(node.bias), zeros(node.size, self.count)
+            for view, scale in zip(node.views, node.scales):
+                x = self.rows(view)
+                centre, slope = centre + scale * x.centre, slope + scale[:, None] * x.slope
+            return Form(centre, slope)
+        if isinstance(node, Kink):
+            return self._kink(node)
+        if isinstance(node, Product):
+            return self._term_by_term(node)
+        raise Refused("the form of a softmax that was not claimed")
+
+    def _kink(self, node: Kink) -> Form:
+        """Between its chord and the parallel through the kink."""
+        x = self.rows(node.x)
+        rate, offset = self.known.chords(node)
+        half = offset / 2
+        return self._spread(Form(rate * x.centre + half, rate[:, None] * x.slope), half)
+
+    def _term_by_term(self, node: Product) -> Form:
+        if node.out.size * self.count > LARGEST_FORM:
+            raise Refused("a product with more terms than the checker allows")
+        x, y = self.rows(node.x), self.rows(node.y)
+        centre, slope, error = zeros(node.size), zeros(node.size, self.count), zeros(node.size)
+        i, j = node.left, node.right
+        reach = [np.array([self.noise.reach(row) for row in form.slope], dtype=object) for form in (x, y)]
+        np.add.at(centre, node.out, x.centre[i] * y.centre[j])
+        np.add.at(slope, node.out, x.centre[i, None] * y.slope[j] + y.centre[j, None] * x.slope[i])
+        np.add.at(error, node.out, reach[0][i] * reach[1][j])
+        return self._spread(Form(centre, slope), error)
+
+    def _spread(self, form: Form, error: Balls) -> Form:
+        """A new number of noise for every entry that may be off by an error."""
+        off = np.flatnonzero(~is_zero(error).astype(bool))
+        first, self.count = self.count, self.count + len(off)
+        if self.count > MOST_NOISE:
+            raise Refused(f"more than {MOST_NOISE} numbers of noise")
+        slope = padded(form.slope, self.count)
+        slope[off, first + np.arange(len(off))] = error[off]
+        return Form(form.centre, slope)
+
+    # Products
+
+    def split(self, node: Product, row: Balls, side: int, reference: Any) -> tuple[dict[int, Balls], arb, Part]:
+        """``<row, product>`` as coefficients on both factors, a constant and the quadratic that is left.
+
+        Where entries of one factor (``side`` 0 or 1) are whole softmax rows, a reference among them (see
+        ``Knowledge.references``) is one minus the others, so that only differences of the other factor are multiplied.
+        """
+        factors = [self.rows(node.x), self.rows(node.y)]
+        for r, *members in self.known.references((node.x, node.y)[side], reference):
+            centre, slope = factors[side].centre.copy(), factors[side].slope.copy()
+            centre[r], slope[r] = ONE - centre[members].sum(), -slope[members].sum(0)
+            factors[side] = Form(centre, slope)
+        first, C, second = _used(node, row)
+        x, y = (Form(f.centre[e], f.slope[e]) for f, e in zip(factors, (first, second)))
+        on_x, on_y = times(C, matrix(y.centre[:, None]))[:, 0], times(C.T, matrix(x.centre[:, None]))[:, 0]
+        found: dict[int, Balls] = {}
+        self.known.put(found, View(node.x.node, node.x.index.ravel()[first]), on_x[None])
+        self.known.put(found, View(node.y.node, node.y.index.ravel()[second]), on_y[None])
+        return found, -(on_x * x.centre).sum(), Part(x.slope, C, y.slope)
+
+    def quadratic(self, on_input: Balls, parts: Sequence[Part]) -> tuple[arb, Balls, Balls]:
+        """Constant, linear part ``[n]`` and symmetric matrix ``[n, n]`` over the noise of coefficients and products."""
+        linear = padded((on_input * self.radius)[None], self.count)[0]
+        total = arb_mat(self.count, self.count)
+        for part in parts:
+            left, right = (matrix(padded(side, self.count)) for side in (part.left, part.right))
+            total += left.transpose() * (matrix(part.C) * right)
+        B = zeros(self.count, self.count)
+        B[...] = ((total + total.transpose()) / 2).tolist()
+        return (on_input * self.centre).sum(), linear, B
+
+    # Softmax
+
+    def combinations(self, node: int, rows: Balls) -> tuple[Balls, Balls, Balls, Balls]:
+        """``rows [N, size] @ node``: centres ``[N]``, slopes ``[N, n]``, the least and the most ``[N]`` of the rest."""
+        nodes = self.known.networks.nodes
+        pending, centre = {node: rows}, zeros(len(rows))
+        slope, low, high = zeros(len(rows), self.count), zeros(len(rows)), zeros(len(rows))
+        while pending:
+            top = max(pending)
+            A, here = pending.pop(top), nodes[top]
+            found: dict[int, Balls] = {}
+            if isinstance(here, Sum | Linear):
+                if isinstance(here, Sum):
+                    centre = centre + times(A, matrix(here.bias[:, None]))[:, 0]
+                found = self.known.back(here, A)
+            elif isinstance(here, Product):
+                if A.shape[0] * here.out.size > LARGEST_FORM:
+                    raise Refused("a product with more terms than the checker allows")
+                for view in (here.x, here.y):
+                    self._find(view.node)
+                slope = padded(slope, self.count)
+                x, y = self.rows(here.x), self.rows(here.y)
+                ranges = ProductRanges(x.slope, y.slope, self.noise)
+                for n, row in enumerate(A):
+                    least, most = ranges.between(*_used(here, row))
+                    low[n], high[n] = low[n] + least, high[n] + most
+                x_centre, y_centre, C = x.centre[here.left], y.centre[here.right], A[:, here.out]
+                self.known.put(found, View(here.x.node, here.x.index[here.left]), C * y_centre)
+                self.known.put(found, View(here.y.node, here.y.index[here.right]), C * x_centre)
+                centre = centre - (C * (x_centre * y_centre)).sum(1)
+            else:
+                form = self.rows(View(top, np.arange(here.size)))
+                centre = centre + times(A, matrix(form.centre[:, None]))[:, 0]
+                slope = padded(slope, self.count) + times(A, matrix(form.slope))
+            for i, back in found.items():
+                pending[i] = pending[i] + back if i in pending else back
+        return centre, slope, low, high
+
+    def differences(self, node: Softmax) -> tuple[Indices, Balls, Balls]:
+        """All pairs of logits within the rows of a softmax, and bounds on their differences."""
+        rows = node.x.index[node.rows]
+        first, second = np.triu_indices(rows.shape[1], 1)
+        pairs = np.stack((rows[:, first], rows[:, second]), -1).reshape(-1, 2)
+        units = zeros(len(pairs), self.known.networks.nodes[node.x.node].size)
+        units[np.arange(len(pairs)), pairs[:, 0]] = ONE
+        units[np.arange(len(pairs)), pairs[:, 1]] = -ONE
+        centre, slope, low, high = self.combinations(node.x.node, units)
+        reach = np.array([self.noise.reach(row) for row in slope], dtype=object)
+        return pairs, centre + low - reach, centre + high + reach
+
+    def learn_softmax(self, index: int, planes: Planes) -> None:
+        """The form of a softmax from planes: parallel to those above, off by what those below leave."""
+        node = self.known.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        R, K = node.rows.shape
+        rows = zeros(R * K, self.known.networks.nodes[node.x.node].size)
+        least, most = zeros(R, K), planes.above[0]
+        for r in range(R):
+            x = self.known.logits(node, r)
+            for k in range(K):
+                slope = planes.above_slope[0, r, k]
+                rows[r * K + k, node.x.index[node.rows[r]]] = slope
+                least[r, k] = planes.below[0, r, k] + x.least(planes.below_slope[0, r, k] - slope)
+        centre, slope, low, high = self.combinations(node.x.node, rows)
+        low, high = low + least.ravel(), high + most.ravel()
+        places = node.rows.ravel()
+        form = Form(zeros(node.size), zeros(node.size, self.count))
+        error = zeros(node.size)
+        form.centre[places], form.slope[places], error[places] = centre + (low + high) / 2, slope, (high - low) / 2
+        self._known[index] = self._spread(form, error)
+
+
+def _inputs(node: Node) -> Sequence[View]:
+    if isinstance(node, Sum):
+        return node.views
+    if isinstance(node, Product):
+        return node.x, node.y
+    return () if isinstance(node, Input) else (node.x,)
+
+
+def _used(node: Product, row: Balls) -> tuple[Indices, Balls, Indices]:
+    """The product with coefficients as ``x[first] . C y[second]``."""
+    used = np.flatnonzero(~is_zero(row[node.out]).astype(bool))
+    first, i = np.unique(node.left[used], return_inverse=True)
+    second, j = np.unique(node.right[used], return_inverse=True)
+    if len(first) * len(second) > LARGEST_FORM:
+        raise Refused("a product with more terms than the checker allows")
+    C = zeros(len(first), len(second))
+    np.add.at(C, (i, j), row[node.out[used]])
+    return first, C, second
+
+
+def _product(weights: arb_mat, right: Balls) -> Balls:
+    found = np.empty((weights.nrows(), right.shape[1]), dtype=object)
+    found[...] = (weights * matrix(right)).tolist()
+    return found

@@ -1,0 +1,131 @@
+"""Quadratics of the noise: which are certainly not negative, and the bounds that follow.
+
+*Noise* is numbers ``e_i`` in [-1, 1]. Where the region is a ball, the first of them, those of the input, lie in the
+unit ball of its norm. Floats find the factors; only balls decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from flint import arb
+
+from .balls import ONE, ZERO, Balls, Floats, exact, largest, magnitude, matrix, times, zeros
+from .network import Indices
+
+
+@dataclass(frozen=True)
+class Noise:
+    """``norm`` 1 or 2: the first ``inputs`` have a norm of at most 1; 0: every number counts for itself."""
+
+    inputs: int
+    norm: int
+
+    def reach(self, row: Balls) -> arb:
+        """At least the largest ``row . e``."""
+        size = magnitude(row)
+        if not self.norm:
+            return size.sum()
+        own = size[: self.inputs]
+        length = largest(own) if self.norm == 1 else (own * own).sum().sqrt()
+        return length + size[self.inputs :].sum()
+
+    def cost(self, d: Balls) -> arb:
+        """At least the largest ``sum_i d_i e_i^2``, for ``d >= 0``."""
+        return d.sum() if not self.norm else largest(d[: self.inputs]) + d[self.inputs :].sum()
+
+
+def semidefinite(M: Balls) -> bool:
+    """Whether a symmetric matrix is certainly positive semidefinite: ``M = G G' + R`` with a dominant diagonal of R.
+
+    G is a Cholesky factor of the rounded matrix less a little of its diagonal, scaled by powers of two. Entries whose
+    rows are zero count for nothing.
+    """
+    middle = M.astype(np.float64)
+    used = (middle != 0).any(1) | np.array([not all(a.is_zero() for a in row) for row in M])
+    M, middle = M[np.ix_(used, used)], middle[np.ix_(used, used)]
+    diagonal = np.diagonal(middle)
+    if not (diagonal > 0).all() or not np.isfinite(middle).all():
+        return False
+    scale = 2.0 ** -np.round(np.log2(diagonal) / 2)
+    M, middle = M * exact(np.outer(scale, scale)), middle * np.outer(scale, scale)
+    try:
+        G: Floats = np.linalg.cholesky(middle - 1e-15 * len(M) ** 1.5 * np.eye(len(M)))
+    except np.linalg.LinAlgError:
+        return False
+    return dominant(M - times(G, matrix(G.T)))
+
+
+def dominant(R: Balls) -> bool:
+    """Whether every diagonal entry is at least the sum of the sizes of the others in its row (Gershgorin)."""
+    sizes = magnitude(R)
+    np.fill_diagonal(sizes, ZERO)
+    return all(a >= b for a, b in zip(np.diagonal(R), sizes.sum(1)))
+
+
+def least(linear: Balls, B: Balls, multipliers: Floats, point: Floats, noise: Noise) -> arb | None:
+    """A lower bound on ``l.e + e'B e`` for symmetric B; None where the multipliers prove nothing.
+
+    For ``d >= 0`` let ``M = diag(d) + B``, so that ``e'B e >= e'M e - cost(d)``. Where M is semidefinite, any point z
+    has ``e'M e + l.e = (e - z)'M(e - z) + (l + 2 M z).e - z'M z >= -reach(l + 2 M z) - z'M z``.
+    """
+    d, z = exact(multipliers), exact(point)
+    M = B.copy()
+    np.fill_diagonal(M, np.diagonal(B) + d)
+    if not (multipliers >= 0).all() or not semidefinite(M):
+        return None
+    Mz = times(M, matrix(z[:, None]))[:, 0]
+    return -noise.cost(d) - noise.reach(linear + 2 * Mz) - (z * Mz).sum()
+
+
+class ProductRanges:
+    """Between which numbers ``(P e).(R e)`` lies, for combinations P of some rows X and R of others Y.
+
+    Take weights ``d > 0`` and ``G = F diag(1/d) F'`` for F, both factors stacked. Then ``f = F e`` has
+    ``f'G^-1 f <= e'diag(d) e <= cost(d)``; with ``L L' >= G``, ``u = L^-1 f`` has ``|u|^2 <= cost(d)``. The product is
+    ``u'S u`` with S the symmetric part of ``L_P' L_R``: it lies between the least and the largest eigenvalue of S, or
+    zero, times the cost. One set of weights serves all, so that the matrices of a product are as small as its factors.
+    """
+
+    def __init__(self, X: Balls, Y: Balls, noise: Noise) -> None:
+        F = np.concatenate((X, Y))
+        size = np.sqrt((F.astype(np.float64) ** 2).sum(0))
+        if noise.norm:  # one weight for the whole ball
+            size[: noise.inputs] = size[: noise.inputs].max(initial=0.0)
+        size = np.maximum(size, 1e-6 * size.max(initial=0.0))
+        d = exact(np.where(size > 0, size, 1.0))
+        self.cost = noise.cost(d)
+        G = times(F / d, matrix(F.T))
+        n = len(X)
+        self.own, self.cross, self.other = G[:n, :n], G[:n, n:], G[n:, n:]
+
+    def between(self, left: Indices, C: Balls, right: Indices) -> tuple[arb, arb]:
+        """The range for ``P = X[left]`` and ``R = C Y[right]``."""
+        m = len(left)
+        cross = times(self.cross[np.ix_(left, right)], matrix(C.T))
+        other = times(times(C, matrix(self.other[np.ix_(right, right)])), matrix(C.T))
+        G = np.block([[self.own[np.ix_(left, left)], cross], [cross.T, other]])
+        anything = (np.diagonal(G)[:m].sum() * np.diagonal(G)[m:].sum()).sqrt() * self.cost  # |P e| |R e|
+        trace = float(np.diagonal(G).sum())
+        try:
+            L: Floats = np.linalg.cholesky(G.astype(np.float64) + 1e-12 * trace * np.eye(2 * m)).astype(np.float64)
+        except np.linalg.LinAlgError:
+            return -anything, anything
+        if not dominant(times(L, matrix(L.T)) - G):
+            return -anything, anything
+        S = times(L[:m].T, matrix(L[m:]))
+        S = (S + S.T) / 2
+        values = np.linalg.eigvalsh(S.astype(np.float64))
+        ends = []
+        for sign, extreme in ((-ONE, -values[0]), (ONE, values[-1])):
+            most = arb(float(max(extreme, 0.0) + 1e-10 * trace))
+            shifted = -sign * S
+            np.fill_diagonal(shifted, np.diagonal(shifted) + most)
+            ends.append(sign * (most * self.cost if semidefinite(shifted) else anything))
+        return ends[0], ends[1]
+
+
+def padded(rows: Balls, n: int) -> Balls:
+    """Coefficients on more noise, which does not enter."""
+    return rows if rows.shape[-1] == n else np.concatenate((rows, zeros(len(rows), n - rows.shape[-1])), 1)
