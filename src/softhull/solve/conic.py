@@ -16,7 +16,7 @@ from .dual import Dual
 from .encodings import Encoder
 from .lagrangian import Lagrangian, Multipliers
 from .relaxation import Relaxation, StackRelaxation
-from .solution import Solution, trivial_bound
+from .solution import Solution, on_the_processor, trivial_bound
 
 # Interior-point steps sometimes end at the wall of a cone, one program in a few hundred; a program that is not solved
 # to optimality is tried again with shorter steps, then without the solver's own scaling, then by another solver.
@@ -38,6 +38,7 @@ class Conic:
     options: dict[str, Any] = field(default_factory=dict)
     warm_steps: int = 30  # of the gradient method, for the first tangent points of the lower hull
 
+    @on_the_processor
     def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``; the solver's own value is never used."""
         bound = trivial_bound(relaxation, coefficients)

@@ -15,7 +15,7 @@ from .dual import Dual
 from .relaxation import ActivationLines, Relaxation, StackRelaxation
 from .safe import Rows, safe_maximum
 from .softmax import Planes, SoftmaxBoxes
-from .solution import Solution, trivial_bound
+from .solution import Solution, on_the_processor, trivial_bound
 
 # Outputs that can never be larger get no planes: their coefficients would be lost inside the solver's tolerances.
 NEGLIGIBLE = 1e-8
@@ -38,6 +38,7 @@ class CuttingPlanes:
         if self.rounds < 1:
             raise InvalidInput(f"rounds must be at least 1, got {self.rounds}")
 
+    @on_the_processor
     def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``, each a safe dual value; best so far at the end."""
         bound = trivial_bound(relaxation, coefficients)

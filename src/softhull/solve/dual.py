@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
+from ..propagate.structure import positions
 from .lagrangian import Lagrangian
 from .relaxation import Relaxation
 from .solution import Solution, trivial_bound
@@ -43,7 +44,7 @@ class Dual:
         argument = torch.stack(relaxation.probabilities()).mean(0)
         x = relaxation.region.lower.flatten(1).clone()
         parameters, points = None, None
-        open_ = torch.arange(relaxation.size)
+        open_ = positions(coefficients)
         for stage in range(self.stages):
             whole = Lagrangian(relaxation.take(open_), coefficients[open_])
             flat = whole.project(whole.start()) if parameters is None else parameters[open_]

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..graph.operator import Elementwise, Interval, Lines
 from ..graph.rounding import largest, share, underflow
 from ..propagate.perturbation import Region
+from ..propagate.structure import pieces, positions
 from .layers import Layer, Stack
 
 # Numbers of one coefficient tensor: small enough to stay in the processor's cache between two operations.
@@ -67,16 +68,13 @@ def neuron_bounds(stack: Stack, region: Region, outward: bool = True) -> NeuronB
     widest = max(widest, stack.classes * (stack.classes - 1))
     row = len(stack.members) * widest * max(region.lower[0].numel(), *(layer.size for layer in stack.layers))
     step = max(1, CHUNK // row)
-    pieces = [
-        _Walks(stack, region.take(torch.arange(start, min(start + step, region.size))), outward).bounds()
-        for start in range(0, region.size, step)
-    ]
+    parts = [_Walks(stack, region.take(here), outward).bounds() for here in pieces(positions(region.lower), step)]
     intervals = tuple(
-        (torch.cat([p.intervals[i][0] for p in pieces]), torch.cat([p.intervals[i][1] for p in pieces]))
+        (torch.cat([p.intervals[i][0] for p in parts]), torch.cat([p.intervals[i][1] for p in parts]))
         for i in range(len(stack.layers))
     )
-    differences = (torch.cat([p.differences[0] for p in pieces]), torch.cat([p.differences[1] for p in pieces]))
-    charges = tuple(torch.cat([p.charges[i] for p in pieces]) for i in range(len(stack.layers)))
+    differences = (torch.cat([p.differences[0] for p in parts]), torch.cat([p.differences[1] for p in parts]))
+    charges = tuple(torch.cat([p.charges[i] for p in parts]) for i in range(len(stack.layers)))
     return NeuronBounds(intervals, differences, charges)
 
 

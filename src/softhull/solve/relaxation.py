@@ -92,7 +92,7 @@ class StackRelaxation:
         """One network of the stack alone."""
         bounds = self.bounds.member(m)
         lines = tuple(lines.member(m) for lines in self.lines)
-        boxes = SoftmaxBoxes(bounds, self.softmax.chosen, self.softmax.outward)
+        boxes = SoftmaxBoxes.of(bounds, self.softmax.chosen, self.softmax.outward)
         return StackRelaxation(self.stack.member(m), bounds, lines, boxes)
 
 
@@ -154,5 +154,5 @@ def relax(stacks: list[Stack], region: Region, softmax: SoftmaxBounds, outward: 
             for layer, interval in zip(stack.layers, bounds.intervals)
             if layer.activation is not None
         )
-        parts.append(StackRelaxation(stack, bounds, lines, SoftmaxBoxes(bounds, softmax, outward)))
+        parts.append(StackRelaxation(stack, bounds, lines, SoftmaxBoxes.of(bounds, softmax, outward)))
     return Relaxation(region, tuple(parts), softmax, outward)

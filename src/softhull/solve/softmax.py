@@ -68,41 +68,46 @@ class Planes:
     offsets: Tensor
 
 
+@dataclass(frozen=True)
 class SoftmaxBoxes:
-    """The boxes of logits of one stack, ready to be asked for tangent planes.
+    """The boxes of logits of one stack, ready to be asked for tangent planes; constant bounds ``least``, ``most``.
 
-    The planes are worked out in NumPy: no gradient goes through them, and many small operations cost half as much.
+    The planes are worked out in NumPy, on whatever device the rest is: no gradient goes through them, and many small
+    operations cost half as much.
     """
 
-    def __init__(self, bounds: NeuronBounds, chosen: SoftmaxBounds, outward: bool = True) -> None:
-        self.chosen = chosen
-        self.outward = outward
-        self.lower, self.upper = bounds.logits
-        low, high = bounds.differences
-        self.box = make_box(self.lower.numpy(), self.upper.numpy(), (low.numpy(), high.numpy()))
+    chosen: SoftmaxBounds
+    outward: bool
+    lower: Tensor
+    upper: Tensor
+    least: Tensor
+    most: Tensor
+    box: Box
+
+    @staticmethod
+    def of(bounds: NeuronBounds, chosen: SoftmaxBounds, outward: bool = True) -> SoftmaxBoxes:
+        lower, upper = bounds.logits
+        low, high, *differences = (side.cpu().numpy() for side in (*bounds.logits, *bounds.differences))
+        box = make_box(low, high, (differences[0], differences[1]))
+        found = SoftmaxBoxes(chosen, outward, lower, upper, lower, upper, box)
         constant = BOUNDS["const"]
-        sides = (
-            self._tangent(constant.lower, self.box.lower, True),
-            self._tangent(constant.upper, self.box.lower, False),
-        )
-        self.least, self.most = (torch.from_numpy(side.value) for side in sides)
+        least = found._tangent(constant.lower, box.lower, True).value
+        most = found._tangent(constant.upper, box.lower, False).value
+        return replace(found, least=_tensor(least, lower), most=_tensor(most, lower))
 
     def take(self, instances: Tensor) -> SoftmaxBoxes:
         """The boxes of some instances, in the order given."""
-        part = object.__new__(SoftmaxBoxes)
-        part.chosen, part.outward = self.chosen, self.outward
-        for name in ("lower", "upper", "least", "most"):
-            setattr(part, name, getattr(self, name)[instances])
-        known, which = self.box.differences, instances.numpy()
+        known, which = self.box.differences, instances.cpu().numpy()
         assert known is not None
-        part.box = Box(
+        box = Box(
             self.box.lower[which],
             self.box.upper[which],
             self.box.shift[which],
             None,
             replace(known, lower=known.lower[which], upper=known.upper[which]),
         )
-        return part
+        lower, upper, least, most = (side[instances] for side in (self.lower, self.upper, self.least, self.most))
+        return SoftmaxBoxes(self.chosen, self.outward, lower, upper, least, most, box)
 
     @property
     def midpoint(self) -> Tensor:
@@ -110,7 +115,7 @@ class SoftmaxBoxes:
 
     def planes(self, at: Tensor) -> tuple[Planes, Planes]:
         """Lower and upper tangent planes at logits ``[B, M, K]``, which are moved into the box first."""
-        inside = torch.minimum(torch.maximum(at, self.lower), self.upper).numpy()
+        inside = torch.minimum(torch.maximum(at, self.lower), self.upper).cpu().numpy()
         below = [BOUNDS[name].lower for name in self.chosen.lower]
         above = [BOUNDS[name].upper for name in self.chosen.upper]
         return self._side(below, inside, True), self._side(above, inside, False)
@@ -121,7 +126,7 @@ class SoftmaxBoxes:
         assert side.tangent is not None
         found: Any = side.tangent(self.box, at, None)
         if found.steep is not None:  # their rows are zero; only the constant bound holds with them
-            constant = (self.least if from_below else self.most).numpy()
+            constant = (self.least if from_below else self.most).cpu().numpy()
             terms = None if found.terms is None else np.where(found.steep, constant, found.terms)
             found = replace(found, value=np.where(found.steep, constant, found.value), terms=terms)
         if not self.outward:
@@ -135,4 +140,8 @@ class SoftmaxBoxes:
             rows, offset = replace(found, at=at).dense()
             slopes.append(rows)
             offsets.append(offset)
-        return Planes(torch.from_numpy(np.stack(slopes, 2)), torch.from_numpy(np.stack(offsets, 2)))
+        return Planes(_tensor(np.stack(slopes, 2), self.lower), _tensor(np.stack(offsets, 2), self.lower))
+
+
+def _tensor(values: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..devices import moved
 from .relaxation import Relaxation
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,18 @@ class Solution:
     x: Tensor
     certificate: dict[str, Any] = field(repr=False)
     notes: dict[int, str] = field(default_factory=dict)
+
+
+def on_the_processor(solve: Callable[[S, Relaxation, Tensor, float | None], Solution]) -> Callable[..., Solution]:
+    """For solvers that know arrays of the processor alone: the relaxation is brought there, the solution back."""
+
+    @wraps(solve)
+    def moving(self: S, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+        if coefficients.is_cpu:
+            return solve(self, relaxation, coefficients, deadline)
+        return moved(solve(self, moved(relaxation, "cpu"), coefficients.cpu(), deadline), coefficients.device)
+
+    return moving
 
 
 def trivial_bound(relaxation: Relaxation, coefficients: Tensor) -> Tensor:

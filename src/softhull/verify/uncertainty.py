@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..attack.score import ScoreAttack
 from ..bounds.rounding import check_rounding
+from ..devices import device_of, moved
 from ..errors import InvalidInput, ModelError
 from ..formats.network import Network
 from ..graph.graph import Graph
@@ -114,6 +115,7 @@ def verify_uncertainty(
     timeout: float | None = None,
     seed: int = 0,
     rounding: str = "outward",
+    device: torch.device | str | None = None,
 ) -> UncertaintyResult:
     """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
 
@@ -121,6 +123,7 @@ def verify_uncertainty(
     ``bound``: the softmax bounds, ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its
     own input. After ``timeout`` seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding
     error to the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does not.
+    ``device``: where to compute; by default where ``x`` is.
     """
     check_rounding(rounding)
     if timeout is not None and not timeout >= 0:
@@ -129,7 +132,9 @@ def verify_uncertainty(
     deadline = None if timeout is None else began + timeout
     score, solver, chosen = find_score(score), find_method(method), parse_bounds(bound)
     stacks = _stacks(networks)
+    place = device_of(x, device)
     x, y = _inputs(x, y, stacks, networks)
+    stacks, x, y = moved(stacks, place), x.to(place), y.to(place)
     records: list[ScoreRecord] = []
     certificates = []
     for start in range(0, len(x), BATCH):
@@ -165,7 +170,7 @@ def _stacks(networks: Network | Graph | Sequence[Network | Graph]) -> list[Stack
     if not listed:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
-    return stack_networks([n.graph if isinstance(n, Network) else n for n in listed], labels)
+    return stack_networks([(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in listed], labels)
 
 
 def _inputs(
@@ -207,7 +212,7 @@ class _Answer:
                 float(self.bound[i]),
                 float(self.attack[i]),
                 float(self.clean[i]),
-                self.worst_input[i].numpy(),
+                self.worst_input[i].cpu().numpy(),
                 self.notes.get(i, ""),
             )
             for i in range(len(y))
