@@ -40,6 +40,18 @@ def attention(image: tuple[np.ndarray, int], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
+def quadratic(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """An instance that linear bounds leave open."""
+    model = bundled("digits-attention.onnx")
+    with np.load(bundled("digits.npz")) as data:
+        x, label = data["x"][2] / 255, int(data["y"][2])
+    found = class_certificate(model, x, label, Perturbation(0.05, clip=(0, 1)), index=2)
+    path = tmp_path_factory.mktemp("certificates") / "quadratic.npz"
+    write_certificate(path, found)
+    return Case(found, path, (model,))
+
+
+@pytest.fixture(scope="session")
 def ensemble(image: tuple[np.ndarray, int], tmp_path_factory: pytest.TempPathFactory) -> Case:
     models = tuple(bundled(f"digits-mlp-{i}.onnx") for i in range(2))
     networks = [load_onnx(model) for model in models]

@@ -40,8 +40,9 @@ def altered(
     return check_certificate(path, case.models)
 
 
-def test_accepted(attention: Case, ensemble: Case) -> None:
-    for case, what in ((attention, "stays ahead of all others"), (ensemble, "the nll for class")):
+def test_accepted(attention: Case, quadratic: Case, ensemble: Case) -> None:
+    ahead = "stays ahead of all others"
+    for case, what in ((attention, ahead), (quadratic, ahead), (ensemble, "the nll for class")):
         found = check_certificate(case.path, case.models, DIGITS)
         assert found.accepted, found.reason
         assert what in found.reason
@@ -222,3 +223,30 @@ def test_command(attention: Case, tmp_path: Path) -> None:
     assert unreadable.exit_code == 2
     assert "not a certificate" in unreadable.output
     assert run(str(attention.path)).exit_code == 2
+
+
+def test_second_order_rules(quadratic: Case, tmp_path: Path) -> None:
+    """Every choice of a second-order proof that proves less, or nothing, is refused at its step."""
+    steps = quadratic.certificate.header["steps"]
+    last = next(i for i, step in reversed(list(enumerate(steps))) if step["claim"] == "differences")
+    rules = steps[last]["rules"]
+    on_input = next(name for name, rule in rules.items() if "multipliers" in rule)
+    arrays = quadratic.certificate.arrays
+    multipliers = arrays[rules[on_input]["multipliers"]]
+    for wrong in (0.5 * multipliers, -multipliers, 2 * multipliers, multipliers[:-1]):
+        found = altered(quadratic, tmp_path, arrays={rules[on_input]["multipliers"]: wrong})
+        assert not found.accepted
+        assert found.step == last, found.reason
+
+    def without(number: int) -> Checked:
+        """Step numbers are names: a step is exchanged for one that is known already, not left out."""
+        return altered(quadratic, tmp_path, {"steps": [*steps[:number], steps[0], *steps[number + 1 :]]})
+
+    for number, step in enumerate(steps):
+        if step["claim"] in ("form", "logits"):
+            assert not without(number).accepted
+    left_out = {name: rule for name, rule in rules.items() if name != on_input}
+    found = altered(
+        quadratic, tmp_path, {"steps": [*steps[:last], steps[last] | {"rules": left_out}, *steps[last + 1 :]]}
+    )
+    assert "does not say how to bound its quadratic" in found.reason

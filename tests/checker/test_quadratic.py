@@ -1,0 +1,143 @@
+"""Quadratics of the noise and affine forms in the checker, against points and against matrices that just fail."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from flint import arb, ctx
+
+from softhull.certificates.prover import Proof
+from softhull.certificates.second_order import SecondOrder
+from softhull.checker.balls import PRECISION, exact, zeros
+from softhull.checker.certificate import Refused
+from softhull.checker.check import region_of
+from softhull.checker.network import Networks, Softmax, View
+from softhull.checker.quadratic import Noise, ProductRanges, least, semidefinite
+from softhull.checker.replay import Knowledge
+from softhull.data import bundled
+
+from .evaluate import values
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    with ctx.workprec(PRECISION):
+        yield
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_semidefinite(seed: int) -> None:
+    """Clearly definite matrices of any scale are recognised; one whose least eigenvalue is below zero never is."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 30))
+    scale = 2.0 ** rng.integers(-20, 20, n)
+    G = rng.integers(-8, 9, (n, n)).astype(float)
+    base = exact(G) @ exact(G.T)  # whole numbers: exact
+    outer = exact(np.outer(scale, scale))
+    assert semidefinite((base + np.diag(exact(np.full(n, 1.0)))) * outer)
+    singular = exact(G[:, :-1]) @ exact(G[:, :-1].T)  # of rank n - 1 at most: zero is an eigenvalue
+    below = singular.copy()
+    np.fill_diagonal(below, np.diagonal(below) - arb(2) ** -40)
+    assert not semidefinite(below * outer)
+
+
+def test_semidefinite_at_the_edge() -> None:
+    assert semidefinite(zeros(3, 3))  # noise that enters nowhere
+    assert not semidefinite(exact(np.array([[0.0, 1.0], [1.0, 5.0]])))
+    assert not semidefinite(exact(np.array([[1.0, 1.0 + 2**-52], [1.0 + 2**-52, 1.0]])))
+    assert not semidefinite(exact(np.array([[np.inf, 0.0], [0.0, 1.0]])))
+    wide = exact(np.eye(2))
+    wide[0, 1] = wide[1, 0] = arb(0, 1.5)  # a ball that contains indefinite matrices
+    assert not semidefinite(wide)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("norm", [0, 1, 2])
+def test_least_is_below_every_point(seed: int, norm: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 8))
+    noise = Noise(int(rng.integers(1, n)) if norm else n, norm)
+    B = rng.normal(size=(n, n)) * 10.0 ** rng.integers(-3, 3)
+    B, l_ = (B + B.T) / 2, rng.normal(size=n)
+    d = np.abs(B).sum(1) * rng.choice([0.5, 1.0, 1.5])
+    point = rng.normal(size=n) if seed % 2 else -np.linalg.solve(B + np.diag(d), l_) / 2
+    found = least(exact(l_), exact(B), d, point, noise)
+    if found is None:
+        assert np.linalg.eigvalsh(B + np.diag(d)).min() < 1e-9 * np.abs(B).max()
+        return
+    points = np.array(list(itertools.product([-1.0, 1.0], repeat=n)))
+    points = np.concatenate((points, rng.uniform(-1, 1, (200, n))))
+    if norm:
+        own = points[:, : noise.inputs]
+        own /= np.maximum(np.linalg.norm(own, norm, axis=1, keepdims=True), 1)
+    lowest = ((points @ B) * points).sum(1) + points @ l_
+    assert float(found) <= lowest.min() + 1e-9 * np.abs(lowest).max()
+
+
+def test_least_wants_multipliers_that_prove() -> None:
+    B, l_ = exact(np.array([[0.0, 1.0], [1.0, 0.0]])), exact(np.zeros(2))
+    assert least(l_, B, np.array([0.99, 0.99]), np.zeros(2), Noise(2, 0)) is None
+    assert least(l_, B, np.array([-1.0, 4.0]), np.zeros(2), Noise(2, 0)) is None
+    found = least(l_, B, np.array([1.0, 1.0 + 1e-9]), np.zeros(2), Noise(2, 0))
+    assert found is not None
+    assert -2.001 < float(found) <= -2  # the truth is -2
+
+
+@pytest.mark.parametrize("norm", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(10))
+def test_product_ranges(seed: int, norm: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, a, b = (int(rng.integers(2, 9)) for _ in range(3))
+    noise = Noise(int(rng.integers(1, n)) if norm else n, norm)
+    X, Y = rng.normal(size=(a, n)), rng.normal(size=(b, n)) * 10.0 ** rng.integers(-4, 4)
+    X[:, rng.integers(n)] = Y[:, 0] = 0.0
+    left, right = rng.permutation(a)[:2], rng.permutation(b)[:2]
+    C = rng.normal(size=(2, 2))
+    low, high = ProductRanges(exact(X), exact(Y), noise).between(left, exact(C), right)
+    points = rng.choice([-1.0, 1.0], (500, n)) * rng.choice([1.0, 0.5], (500, 1))
+    if norm:
+        own = points[:, : noise.inputs]
+        own /= np.maximum(np.linalg.norm(own, norm, axis=1, keepdims=True), 1)
+    got = ((points @ X[left].T) * (points @ (C @ Y[right]).T)).sum(1)
+    assert float(low) <= got.min()
+    assert got.max() <= float(high)
+
+
+@pytest.mark.parametrize("norm", ["inf", "2"])
+def test_forms_hold(norm: str) -> None:
+    """At inputs of the region every entry is within the noise of its form, and every difference within its bounds."""
+    rng = np.random.default_rng(0)
+    with np.load(bundled("digits.npz")) as data:
+        x = data["x"][1].ravel() / 255
+    proof = Proof([bundled("digits-attention.onnx")], x, 0.04 if norm == "inf" else 0.15, norm, None)
+    logits = proof.networks.logits[0]
+    proof.prepare([logits])
+    SecondOrder(proof, [logits])
+    forms = proof.known.forms
+    for index, node in enumerate(proof.networks.nodes):
+        if not isinstance(node, Softmax) or index >= proof.networks.probabilities[0].node:
+            continue
+        form = forms.rows(View(index, np.arange(node.size)))
+        centre, slope = form.centre.astype(np.float64), form.slope.astype(np.float64)
+        pairs, lower, upper = forms.differences(node)
+        assert (upper > lower).all()
+        for _ in range(20):
+            step = rng.choice([-1.0, 1.0], x.shape) * (1 if norm == "inf" else 1 / np.sqrt(x.size))
+            radius = proof.region["eps"]
+            found = values(proof.networks, x + radius * step)
+            known = centre + slope[:, : x.size] @ step
+            rest = np.abs(slope[:, x.size :]).sum(1)
+            assert (np.abs(found[index] - known) <= rest + 1e-9).all()
+            scores = found[node.x.node]
+            apart = scores[pairs[:, 0]] - scores[pairs[:, 1]]
+            assert (lower.astype(np.float64) - 1e-9 <= apart).all()
+            assert (apart <= upper.astype(np.float64) + 1e-9).all()
+
+
+def test_form_of_a_softmax_must_be_claimed() -> None:
+    networks = Networks([bundled("digits-attention.onnx")])
+    known = Knowledge(networks, region_of(np.zeros(networks.input_size), 0.01, "inf", None))
+    with pytest.raises(Refused, match="not claimed"):
+        known.forms.rows(networks.probabilities[0])
