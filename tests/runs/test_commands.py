@@ -10,36 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from softhull.cli.app import app
 from softhull.errors import CampaignError, InvalidInput
 from softhull.formats.onnx import load_onnx
 from softhull.formats.vnnlib import load_vnnlib
 from softhull.runs.campaign import load_campaign
-from softhull.runs.engine import Limits, conduct
 from softhull.runs.memory import BatchSizes, is_out_of_memory, parse_size
-from softhull.runs.progress import Reporter
-from softhull.runs.single import InProcess
 from softhull.runs.store import Store
 from softhull.runs.vnncomp import breaks
 from softhull.runs.worker import Batch, answer_batch, load_networks
 
-from .campaigns import command, one_line, write_campaign, write_network
+from .campaigns import call, command, one_line, run_here, write_campaign, write_network
 from .stores import answered, assert_complete, assert_equal, rows
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def run_here(campaign: Path, store: Path, **limits: object) -> None:
-    """A campaign in this process: what is tested does not need another one."""
-    plan = load_campaign(campaign)
-    load = load_networks(plan.models.__getitem__)
-    networks = {sha: load(sha) for sha in plan.models}
-    with Store.write(store, {"command": "run"}) as opened:
-        conduct(plan.works, opened, InProcess(networks), Reporter(), Limits(**limits))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -179,7 +161,8 @@ def test_mistakes_in_a_campaign_are_named_with_their_place(folder: Path, change:
         (("--executor", "local:0"), "at least 1"),
         (("--timeout", "-1"), "timeout must be"),
         (("--memory", "lots"), "not an amount of memory"),
-        (("--device", "toaster"), "--device toaster"),
+        (("--device", "toaster"), "device 'toaster' cannot be used here"),
+        (("--device", "cuda:7"), "device 'cuda:7' cannot be used here"),
     ],
 )
 def test_bad_options_are_one_line(folder: Path, options: tuple[str, str], said: str) -> None:

@@ -133,8 +133,21 @@ workers_option = click.option(
 )
 
 
+def _usable(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if value != "cpu":
+        from ..devices import find_device
+
+        find_device(value)
+    return value
+
+
+device_option = click.option(
+    "--device", default="cpu", show_default=True, callback=_usable, help="Where to compute, for example cuda."
+)
+
+
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every command that certifies instances takes: a store, a seed, threads, a file for the records."""
+    """What every command that certifies instances takes: a store, a seed, a device, threads, a file for records."""
     for option in reversed(
         (
             click.option(
@@ -143,6 +156,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="A run store: what it knows is not computed again, the rest is kept.",
             ),
             click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
+            device_option,
             click.option("--threads", type=click.IntRange(min=1), help="Processor threads."),
             click.option(
                 "--json",

@@ -18,7 +18,7 @@ from .options import console
 @click.option("--timeout", type=float, help="Seconds for each instance, after which the best bound found is kept.")
 @click.option("--budget", type=float, help="Seconds for the whole run; what is left is for the next one.")
 @click.option("--memory", help="For all local workers together (on a cluster: for each), for example 4GB.")
-@click.option("--device", help="Where tensors live, for example cpu or cuda; default: cpu.")
+@click.option("--device", help="Where to compute, for example cuda; default: cpu.")
 @click.option("--batch", type=click.IntRange(min=1), help="Most instances worked on at once; default: 50.")
 @click.option("--retry-errors", is_flag=True, help="Work again on instances that ended in an error.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
@@ -49,6 +49,7 @@ def command(
       softhull run campaign.toml --executor local:4 --timeout 60 --memory 8GB
       softhull run campaign.toml --executor dask:tcp://scheduler:8786
     """
+    from ..devices import find_device
     from ..errors import InvalidInput
     from ..runs.campaign import load_campaign
     from ..runs.engine import Limits, conduct
@@ -79,11 +80,13 @@ def command(
     choice = find_executor(str(options["executor"]))
     total = None if options["memory"] is None else parse_size(str(options["memory"]))
     each = None if total is None else total // choice.workers
-    _check_device(str(options["device"]), {work.task.question for work in plan.works})
-    limits = Limits(options["timeout"], options["budget"], each, options["batch"], options["device"], retry_errors)
+    place = str(options["device"])
+    if choice.here:  # the workers of another scheduler say themselves what they have
+        find_device(place)
+    limits = Limits(options["timeout"], options["budget"], each, options["batch"], place, retry_errors)
     home = Path(campaign).parent / options["store"] if store is None else Path(options["store"])
     with Store.write(home, {"command": "run", "campaign": str(Path(campaign).absolute()), **options}) as opened:
-        team = choice.start(plan.models, each)
+        team = choice.start(plan.models, each, place)
         stream = _stream(events)
         try:
             why, _ = conduct(plan.works, opened, team, find_reporter(quiet, stream), limits)
@@ -103,22 +106,6 @@ def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The command line over the campaign file over the defaults."""
     defaults = {"store": "runs.db", "executor": "local", "device": "cpu", "batch": 50}
     return {name: value if value is not None else file.get(name, defaults.get(name)) for name, value in given.items()}
-
-
-def _check_device(device: str, questions: set[str]) -> None:
-    if device == "cpu":
-        return
-    import torch
-
-    from ..errors import InvalidInput
-    from ..runs.questions import find_question
-
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as problem:
-        raise InvalidInput(f"--device {device} cannot be used here: {str(problem).splitlines()[0]}") from None
-    for question in questions:
-        find_question(question).options(None, device)
 
 
 def _stream(events: str | None) -> IO[str] | None:

@@ -54,6 +54,7 @@ def command(
     rounding: str,
     store: str | None,
     seed: int,
+    device: str,
     threads: int | None,
     out: str | None,
 ) -> None:
@@ -83,7 +84,7 @@ def command(
         keywords = {"score": score, "separate": separate, "seed": seed, "rounding": rounding}
         chosen = find_method(method)
         asked = Asked("uncertainty", networks, dataset, wanted, perturbation, method, chosen, bound, keywords)
-        found = uncertainty_through_store(store, asked, timeout)
+        found = uncertainty_through_store(store, asked, timeout, device)
     else:
         found = verify_uncertainty(
             networks,
@@ -97,6 +98,7 @@ def command(
             timeout=timeout,
             seed=seed,
             rounding=rounding,
+            device=device,
         )
     answer = found.to_dict()
     for record, index in zip(answer["instances"], wanted):

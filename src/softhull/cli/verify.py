@@ -71,6 +71,7 @@ def command(
     certificates: str | None,
     store: str | None,
     seed: int,
+    device: str,
     threads: int | None,
     out: str | None,
 ) -> None:
@@ -95,7 +96,7 @@ def command(
         torch.set_num_threads(threads)
     chosen = find_method(method, bound, optimize, rounding)
     if vnnlib is not None:
-        _property(load_onnx(model), vnnlib, chosen, timeout, seed, out)
+        _property(load_onnx(model), vnnlib, chosen, timeout, seed, device, out)
         return
     if data is None or eps is None:
         raise click.UsageError("name --data and --eps, or --vnnlib")
@@ -109,7 +110,7 @@ def command(
     perturbation = Perturbation(eps, float(norm), clip)
     network, dataset = load_onnx(model), load_dataset(data)
     wanted = parse_indices(indices, len(dataset))
-    question: dict[str, Any] = {"property": prop, "method": chosen}
+    question: dict[str, Any] = {"property": prop, "method": chosen, "device": device}
     if prop == "targets":
         question["targets"] = targets
     if radius:
@@ -151,7 +152,7 @@ def command(
 
         keywords = {"attack": attack, "seed": seed, "property": prop, "targets": targets or None}
         asked = Asked("robustness", [network], dataset, wanted, perturbation, method, chosen, bound, keywords)
-        known = robustness_through_store(store, asked, timeout)
+        known = robustness_through_store(store, asked, timeout, device)
         records, cpu, wall, batches = list(known.records), known.cpu_seconds, known.seconds, []
     try:
         for batch in with_progress(batches, len(batches), f"batches of {BATCH}"):
@@ -191,11 +192,13 @@ def _runner_up(network: Network, x: Any) -> list[int]:
     return [int(logits.argsort()[-2])] if len(logits) > 1 else []
 
 
-def _property(network: Network, path: str, method: Method, timeout: float | None, seed: int, out: str | None) -> None:
+def _property(
+    network: Network, path: str, method: Method, timeout: float | None, seed: int, device: str, out: str | None
+) -> None:
     from ..formats.vnnlib import load_vnnlib
     from ..verify.robustness import verify_specification
 
-    found = verify_specification(network, load_vnnlib(path), method, timeout=timeout, seed=seed)
+    found = verify_specification(network, load_vnnlib(path), method, timeout=timeout, seed=seed, device=device)
     write_json(
         out,
         {

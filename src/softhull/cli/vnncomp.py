@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .options import with_progress
+from .options import device_option, with_progress
 
 
 @click.command("vnncomp", short_help="Decide properties in the formats of VNN-COMP.")
@@ -21,6 +21,7 @@ from .options import with_progress
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The table of results to write.")
 @click.option("--category", help="The first column of the results; default: the folder of the table.")
 @click.option("--method", help="As in softhull verify; default: its default.")
+@device_option
 @click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
 def command(
     onnx: Path | None,
@@ -31,6 +32,7 @@ def command(
     out: Path | None,
     category: str | None,
     method: str | None,
+    device: str,
     threads: int | None,
 ) -> None:
     """Decide whether any input of VNNLIB breaks the property of ONNX, and write the verdict to RESULT.
@@ -54,7 +56,7 @@ def command(
     if instances is None:
         if onnx is None or vnnlib is None or result is None or timeout is None or out is not None:
             raise click.UsageError("name ONNX VNNLIB RESULT and --timeout, or --instances and --out")
-        verdict = decide(onnx, vnnlib, timeout, method)
+        verdict = decide(onnx, vnnlib, timeout, method, device=device)
         result.write_text(verdict.text(), encoding="utf-8")
         click.echo(verdict.result)
         return
@@ -65,7 +67,7 @@ def command(
     # Line by line: a run that is killed leaves what it has decided.
     with out.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        answers = ((instance, decide_safely(instance, method)) for instance in listed)
+        answers = ((instance, decide_safely(instance, method, device)) for instance in listed)
         for line in with_progress(result_lines(name, answers), len(listed), "instances"):
             writer.writerow(line)
             stream.flush()

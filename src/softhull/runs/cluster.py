@@ -27,19 +27,23 @@ class Networks(WorkerPlugin):
 
     name = _PLUGIN
 
-    def __init__(self, models: Mapping[str, ModelFile]) -> None:
+    def __init__(self, models: Mapping[str, ModelFile], device: str) -> None:
         self.models = dict(models)
+        self.device = device
 
     def setup(self, worker: Any) -> None:
         import torch
+
+        from ..devices import find_device
 
         torch.set_num_threads(1)
         self.load = load_networks(self.models.__getitem__)
         # Two batches at once in one process would share the processor time each is charged for.
         self.alone = threading.Lock()
+        find_device(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"models": self.models}
+        return {"models": self.models, "device": self.device}
 
 
 def _answer(batch: Batch) -> Outcome:
@@ -51,7 +55,7 @@ def _answer(batch: Batch) -> Outcome:
 class DaskExecutor:
     """The workers of the scheduler at ``address``, or of a cluster of ``workers`` processes on this machine."""
 
-    def __init__(self, address: str | None, models: Mapping[str, ModelFile], workers: int) -> None:
+    def __init__(self, address: str | None, models: Mapping[str, ModelFile], workers: int, device: str) -> None:
         self._cluster = None
         if address is None:
             self._cluster = LocalCluster(
@@ -65,9 +69,13 @@ class DaskExecutor:
             self._client = Client(self._cluster or address, timeout=_CONNECT, set_as_default=False)
         except (OSError, ValueError) as problem:
             raise SofthullError(f"no Dask scheduler answers at {address}: {problem}") from None
-        self._address = str(self._client.scheduler_info()["address"])
-        self._client.register_plugin(Networks(models))
         self._futures: dict[Any, tuple[int, Future]] = {}
+        self._address = str(self._client.scheduler_info()["address"])
+        try:
+            self._client.register_plugin(Networks(models, device))
+        except SofthullError:  # a worker without the device
+            self.close()
+            raise
         self._finished: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._seen = time.monotonic()
         self._looked = 0.0

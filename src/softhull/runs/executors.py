@@ -17,7 +17,8 @@ class Choice:
     """An executor that has been named and not been started."""
 
     workers: int
-    start: Callable[[Mapping[str, ModelFile], int | None], Executor]
+    here: bool  # its workers are processes of this machine
+    start: Callable[[Mapping[str, ModelFile], int | None, str], Executor]  # networks, bytes a worker, device
 
 
 def find_executor(name: str) -> Choice:
@@ -27,17 +28,18 @@ def find_executor(name: str) -> Choice:
         if rest and not (rest.isdecimal() and int(rest) > 0):
             raise InvalidInput(f"--executor {name}: the number of processes must be at least 1, for example local:4")
         workers = int(rest) if rest else available_cores()
-        return Choice(workers, lambda models, memory: LocalExecutor(workers, models, memory))
+        return Choice(workers, True, lambda models, memory, device: LocalExecutor(workers, models, memory))
     if kind == "dask":
-        return Choice(1 if rest else available_cores(), lambda models, memory: _dask(rest or None, models))
+        each = 1 if rest else available_cores()
+        return Choice(each, not rest, lambda models, memory, device: _dask(rest or None, models, device))
     raise InvalidInput(f"--executor {name}: write local, local:N, dask or dask:ADDRESS")
 
 
-def _dask(address: str | None, models: Mapping[str, ModelFile]) -> Executor:
+def _dask(address: str | None, models: Mapping[str, ModelFile], device: str) -> Executor:
     try:
         from .cluster import DaskExecutor
     except ModuleNotFoundError as missing:
         raise MissingExtra(
             f"--executor dask needs {missing.name}; install it with: pip install 'softhull[dask]'"
         ) from None
-    return DaskExecutor(address, models, available_cores())
+    return DaskExecutor(address, models, available_cores(), device)

@@ -71,14 +71,6 @@ class Question(ABC):
 
     fixed: ClassVar[frozenset[str]] = frozenset()
 
-    def options(self, timeout: float | None, device: str) -> dict[str, Any]:
-        """The arguments that change no answer: how long, and where."""
-        if device == "cpu":
-            return {"timeout": timeout}
-        if "device" not in inspect.signature(self.function()).parameters:
-            raise InvalidInput(f"{self.name} runs on the processor only; leave --device {device} out")
-        return {"timeout": timeout, "device": device}
-
 
 class Robustness(Question):
     """Does every perturbed input keep its class?"""

@@ -84,58 +84,53 @@ class Asked:
         return Work(task, self.dataset, self.indices)
 
 
-def answer_through_store(path: str, asked: Asked, timeout: float | None) -> list[Answer | None]:
-    """One answer per index; None where the time did not suffice. An interrupt leaves what was done in the store."""
+@dataclass(frozen=True)
+class Found:
+    """An answer per index, with its label, and the cost: processor seconds when it was found, seconds to get it."""
+
+    answers: list[tuple[int, int, Answer]]
+    cpu_seconds: float
+    seconds: float
+
+
+def answer_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> Found:
+    """What the store knows in the end; an interrupt leaves what was done in it."""
+    began = time.monotonic()
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
+    limits = Limits(budget=timeout, device=device)
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
-        conduct(
-            [work], store, InProcess(networks), find_reporter(not sys.stderr.isatty(), None), Limits(budget=timeout)
-        )
-        keys = work.task.keys(asked.dataset.take(asked.indices), asked.dataset.y[asked.indices])
-        found = store.answers(keys)
-    return [found.get(key) for key in keys]
+        conduct([work], store, InProcess(networks), find_reporter(not sys.stderr.isatty(), None), limits)
+        labels = asked.dataset.y[asked.indices]
+        keys = work.task.keys(asked.dataset.take(asked.indices), labels)
+        known = store.answers(keys)
+    late = Answer("unknown", message="the time limit passed; raise it")
+    answers = [(i, int(label), known.get(key, late)) for i, label, key in zip(asked.indices, labels, keys)]
+    return Found(answers, sum(answer.cpu_seconds for _, _, answer in answers), time.monotonic() - began)
 
 
-def robustness_through_store(path: str, asked: Asked, timeout: float | None) -> Result:
-    """The result of ``verify_robustness``; its cost is what the answers cost when they were found."""
+def robustness_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> Result:
+    """The result of ``verify_robustness``."""
     from ..verify.result import Record, Result, Verdict
 
-    began = time.monotonic()
-    records = []
-    cpu = 0.0
-    for index, answer in zip(asked.indices, answer_through_store(path, asked, timeout)):
-        answer = answer or Answer("unknown", message="the time limit passed; raise it")
-        cpu += answer.cpu_seconds
-        label = int(asked.dataset.y[index])
-        records.append(
-            Record(
-                index,
-                Verdict(answer.verdict),
-                label,
-                answer.bound,
-                answer.attack,
-                answer.worst_input,
-                answer.message,
-            )
-        )
-    return Result(tuple(records), cpu, time.monotonic() - began, rounding=asked.method.rounding)
+    found = answer_through_store(path, asked, timeout, device)
+    records = tuple(
+        Record(i, Verdict(a.verdict), label, a.bound, a.attack, a.worst_input, a.message)
+        for i, label, a in found.answers
+    )
+    return Result(records, found.cpu_seconds, found.seconds, rounding=asked.method.rounding)
 
 
-def uncertainty_through_store(path: str, asked: Asked, timeout: float | None) -> UncertaintyResult:
+def uncertainty_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> UncertaintyResult:
     """The result of ``verify_uncertainty``, its numbers NaN where an instance failed or the time did not suffice."""
     from ..verify.scores import find_score
     from ..verify.uncertainty import ScoreRecord, UncertaintyResult
 
-    began = time.monotonic()
+    found = answer_through_store(path, asked, timeout, device)
     records = []
-    cpu = 0.0
-    for index, answer in zip(asked.indices, answer_through_store(path, asked, timeout)):
-        answer = answer or Answer("unknown", message="the time limit passed; raise it")
-        cpu += answer.cpu_seconds
-        worst = np.array([]) if answer.worst_input is None else answer.worst_input
-        bound, attack, clean = (np.nan if n is None else n for n in (answer.bound, answer.attack, answer.clean))
-        label = int(asked.dataset.y[index])
-        records.append(ScoreRecord(index, label, bound, attack, clean, worst, answer.message))
+    for i, label, a in found.answers:
+        bound, attack, clean = (np.nan if number is None else number for number in (a.bound, a.attack, a.clean))
+        worst = np.array([]) if a.worst_input is None else a.worst_input
+        records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message))
     score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
-    return UncertaintyResult(score, tuple(records), (), cpu, time.monotonic() - began, rounding)
+    return UncertaintyResult(score, tuple(records), (), found.cpu_seconds, found.seconds, rounding)

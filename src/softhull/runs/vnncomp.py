@@ -77,7 +77,7 @@ def read_instances(path: Path) -> list[Instance]:
     return found
 
 
-def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: int = 0) -> Verdict:
+def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: int = 0, device: str = "cpu") -> Verdict:
     """Whether any input of the property breaks it; a witness is replayed from its text before it counts."""
     from ..formats.vnnlib import load_vnnlib
     from ..verify.robustness import verify_specification
@@ -86,7 +86,7 @@ def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: i
     network, specification = _load(onnx), load_vnnlib(vnnlib)
     prepared = time.monotonic()
     chosen: dict[str, Any] = {} if method is None else {"method": method}
-    found = verify_specification(network, specification, timeout=timeout, seed=seed, **chosen)
+    found = verify_specification(network, specification, timeout=timeout, seed=seed, device=device, **chosen)
     result, witness, message = found.verdict, "", ""
     if found.witness is not None:
         witness = write_witness(found.witness, network)
@@ -95,12 +95,12 @@ def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: i
     return Verdict(result, witness, prepared - began, time.monotonic() - prepared, message)
 
 
-def decide_safely(instance: Instance, method: str | None) -> Verdict:
+def decide_safely(instance: Instance, method: str | None, device: str = "cpu") -> Verdict:
     """The same for one line of a table: what goes wrong is the verdict ``error`` and the next line comes."""
     began = time.monotonic()
     try:
         onnx, vnnlib = (_found(instance.folder, name) for name in (instance.onnx, instance.vnnlib))
-        return decide(onnx, vnnlib, instance.timeout, method)
+        return decide(onnx, vnnlib, instance.timeout, method, device=device)
     except (SofthullError, RuntimeError, MemoryError, ValueError, OSError) as problem:
         line = " ".join(str(problem).split()) or type(problem).__name__
         return Verdict("error", run_seconds=time.monotonic() - began, message=line)

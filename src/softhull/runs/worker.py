@@ -115,7 +115,8 @@ class _Work:
     def _ask(self, batch: Batch, seconds: float | None) -> Sequence[Answer]:
         question = find_question(batch.task.question)
         networks = [self.load(model.sha256) for model in batch.task.models]
-        return question.ask(batch.task, networks, batch.x, batch.labels, question.options(seconds, batch.device))
+        options = {"timeout": seconds, "device": batch.device}
+        return question.ask(batch.task, networks, batch.x, batch.labels, options)
 
     def _seconds(self, batch: Batch) -> float | None:
         """For the whole batch: its instances share their time, and the budget bounds it."""
