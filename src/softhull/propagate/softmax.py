@@ -247,8 +247,10 @@ def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: 
         return planes
     if index not in bounds.more_planes:
         with torch.no_grad():
-            assert isinstance(planes, DensePlanes)
-            bounds.more_planes[index] = _charged(bounds, index, [planes, *_further_planes(bounds, index)])
+            further = _further_planes(bounds, index)
+            if not torch.equal(planes.at, further[0].at):  # only planes of one anchor may be mixed
+                planes = _tangent_planes(bounds, index)
+            bounds.more_planes[index] = _charged(bounds, index, [planes, *further])
     planes, *further = bounds.more_planes[index]
     start = planes.at.new_zeros(2, specifications, *planes.at.shape, len(further))
     shares = free(index, "planes", start, axis=2)
@@ -262,6 +264,19 @@ def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: 
             planes.above_slope + high[..., None] * (other.above_slope - planes.above_slope),
         )
     return planes
+
+
+def touch(bounds: LinearBounds, index: int, at: Tensor) -> None:
+    """Let the planes of one softmax be tangent at scores ``[B, rows, K]``, moved into their box; long rows keep theirs.
+
+    Where parameters are optimised, planes tangent at the middle are mixed with others, as ever.
+    """
+    if at.shape[-1] > _DENSE_UP_TO:
+        return
+    with torch.no_grad():
+        lower, upper, known = _scores(bounds, index)
+        at = torch.minimum(torch.maximum(at, lower), upper)
+        (bounds.planes[index],) = _charged(bounds, index, [_dense(*_both_sides(bounds, lower, upper, at, known))])
 
 
 def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:

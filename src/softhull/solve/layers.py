@@ -110,8 +110,9 @@ def stack_networks(graphs: Sequence[Graph], labels: Sequence[str] | None = None)
     labels = labels or [f"network {i}" for i in range(len(graphs))]
     if not graphs:
         raise ModelError("an ensemble needs at least one network")
-    layered = [_layers(graph, label) for graph, label in zip(graphs, labels)]
-    _agree(layered, graphs, labels)
+    ends = [logits_node(graph, label) for graph, label in zip(graphs, labels)]
+    layered = [_layers(graph, end, label) for graph, end, label in zip(graphs, ends, labels)]
+    agree(graphs, ends, labels)
     order = sorted(range(len(graphs)), key=lambda i: (repr(_signature(layered[i])), i))
     stacks = []
     for _, group in groupby(order, key=lambda i: repr(_signature(layered[i]))):
@@ -121,19 +122,21 @@ def stack_networks(graphs: Sequence[Graph], labels: Sequence[str] | None = None)
     return sorted(stacks, key=lambda stack: stack.members)
 
 
-def _agree(layered: list[list[Layer]], graphs: Sequence[Graph], labels: Sequence[str]) -> None:
-    first = layered[0][-1].size
-    for layers, graph, label in zip(layered, graphs, labels):
+def agree(graphs: Sequence[Graph], ends: Sequence[int], labels: Sequence[str]) -> int:
+    """The number of classes of networks that share their input and their classes, whose logits are nodes ``ends``."""
+    classes = [math.prod(graph.shape_of(end)) for graph, end in zip(graphs, ends)]
+    for size, graph, label in zip(classes, graphs, labels):
         if math.prod(graph.input_shape) != math.prod(graphs[0].input_shape):
             raise ModelError(
                 f"{label}: input shape {graph.input_shape}, but {labels[0]} has {graphs[0].input_shape}; "
                 "the networks of an ensemble share their input"
             )
-        if layers[-1].size != first:
+        if size != classes[0]:
             raise ModelError(
-                f"{label}: {layers[-1].size} classes, but {labels[0]} has {first}; "
+                f"{label}: {size} classes, but {labels[0]} has {classes[0]}; "
                 "the networks of an ensemble share their classes"
             )
+    return classes[0]
 
 
 def _signature(layers: list[Layer]) -> list[tuple[object, ...]]:
@@ -156,8 +159,8 @@ def _stack(layers: tuple[Layer, ...]) -> Layer:
     return replace(layers[0], weights=weights, bias=bias, terms=terms or None)
 
 
-def _layers(graph: Graph, label: str) -> list[Layer]:
-    """The layers of one network (``M`` of 1), found by pushing unit coefficients back to the sources."""
+def logits_node(graph: Graph, label: str) -> int:
+    """The node with the logits of a classifier: what a final softmax over the classes is taken of, or the output."""
     last = len(graph.nodes) - 1
     final = graph.nodes[last].operator if last >= 0 else None
     if isinstance(final, Softmax):
@@ -170,6 +173,11 @@ def _layers(graph: Graph, label: str) -> list[Layer]:
     classes = math.prod(shape)
     if classes != (shape[-1] if shape else 1) or classes < 2:
         raise ModelError(f"{label}: output of shape {shape}; one row of at least two logits is expected")
+    return last
+
+
+def _layers(graph: Graph, last: int, label: str) -> list[Layer]:
+    """The layers of one network (``M`` of 1), found by pushing unit coefficients back to the sources."""
     needed = _needed(graph, last, label)
     source = {-1: 0} | {node: i + 1 for i, node in enumerate(needed)}
     layers = []
@@ -178,6 +186,12 @@ def _layers(graph: Graph, label: str) -> list[Layer]:
         assert isinstance(operator, Elementwise)
         layers.append(_affine(graph, graph.nodes[node].inputs[0], source, operator, label))
     return [*layers, _affine(graph, last, source, None, label)]
+
+
+def is_feedforward(graph: Graph) -> bool:
+    """Whether affine maps and entrywise activations are all there is, but for a final softmax."""
+    body = graph.nodes[:-1] if graph.nodes and isinstance(graph.nodes[-1].operator, Softmax) else graph.nodes
+    return all(isinstance(node.operator, Affine | Elementwise) for node in body)
 
 
 def _needed(graph: Graph, last: int, label: str) -> list[int]:
@@ -194,7 +208,7 @@ def _needed(graph: Graph, last: int, label: str) -> list[int]:
         elif not isinstance(node.operator, Affine):
             raise ModelError(
                 f"{label}: node {node.label} ({node.operator.name}) is neither affine nor entrywise; "
-                "uncertainty is certified for feedforward and convolutional networks"
+                "this method takes feedforward and convolutional networks, 'auto' and 'second-order' take all"
             )
         waiting.extend(node.inputs)
     return sorted(found)

@@ -44,18 +44,22 @@ def on_the_processor(solve: Callable[[S, Relaxation, Tensor, float | None], Solu
 
 
 def trivial_bound(relaxation: Relaxation, coefficients: Tensor) -> Tensor:
-    """The bound ``[B]`` from the constant bounds imposed and the simplex.
+    """The bound ``[B]`` from the constant bounds imposed and the simplex."""
+    least, most = relaxation.probabilities()
+    low, high = relaxation.softmax.constant_sides(coefficients)
+    least, most = torch.where(low, least, 0.0), torch.where(high, most, 1.0)
+    return simplex_bound(coefficients, least, most, relaxation.share(coefficients.shape[1] + 4))
+
+
+def simplex_bound(coefficients: Tensor, least: Tensor, most: Tensor, cost: float) -> Tensor:
+    """A bound ``[B]`` on ``c.p`` over ``least <= p <= most`` on the simplex; ``cost``: what its operations may cost.
 
     ``c.p = t + (c - t).p`` for any t on the simplex; the best t is 0 (which keeps the digits of tiny probabilities) or
     one of the coefficients.
     """
-    least, most = relaxation.probabilities()
-    low, high = relaxation.softmax.constant_sides(coefficients)
-    least, most = torch.where(low, least, 0.0), torch.where(high, most, 1.0)
     candidates = torch.cat((torch.zeros_like(coefficients[:, :1]), coefficients), 1)
     left = coefficients[:, None] - candidates[:, :, None]
     terms = torch.where(left > 0, left * most[:, None], left * least[:, None])
     # A difference that was rounded multiplies a probability; 0 leaves the coefficients as they are.
     rounded = (candidates != 0)[:, :, None] * left.abs() * most[:, None]
-    cost = relaxation.share(coefficients.shape[1] + 4)
     return (candidates + terms.sum(2) + cost * (candidates.abs() + (terms.abs() + rounded).sum(2))).amin(1)

@@ -89,16 +89,18 @@ class SecondOrderBounds:
         for index in self.forms.errors:  # found once here, taken along by every piece of work
             softmaxes.row_planes(bounds, index)
 
-    def quadratic(self, rows: Tensor, instances: Tensor, near: Tensor | None = None) -> Quadratic:
-        """The quadratics below ``<rows [P, *output], output>`` of some instances ``[P]``, repetitions allowed.
+    def quadratic(
+        self, rows: Tensor, instances: Tensor, near: Tensor | None = None, index: int | None = None
+    ) -> Quadratic:
+        """The quadratics below ``<rows [P, *shape], node>`` of some instances ``[P]``, repetitions allowed.
 
+        The node is that of number ``index``, by default the output.
         With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short.
         """
         bounds = self.bounds.take(instances)
         factors = {i: found.take(instances) for i, found in self.forms.factors.items()}
         bases = {number: basis.take(instances) for number, basis in self.forms.bases.items()}
-        last = len(bounds.graph.nodes) - 1
-        pending = {last: rows[None]}
+        pending = {len(bounds.graph.nodes) - 1 if index is None else index: rows[None]}
         constant = rows.new_zeros(1, len(rows))
         matrices: dict[int, Tensor] = {}
         fits: list[FittedRows] = []
@@ -160,18 +162,27 @@ class SecondOrderBounds:
         assert isinstance(operator, Softmax)
         return operator.axis
 
-    def lower(self, rows: Tensor, instances: Tensor, steps: int, target: Tensor, fitted: bool = False) -> Tensor:
-        """Lower bounds ``[P]`` on ``<rows, output>``; work on one ends when it exceeds its ``target [P]``.
+    def lower(
+        self,
+        rows: Tensor,
+        instances: Tensor,
+        steps: int,
+        target: Tensor,
+        fitted: bool = False,
+        index: int | None = None,
+    ) -> Tensor:
+        """Lower bounds ``[P]`` on ``<rows, node>``; work on one ends when it exceeds its ``target [P]``.
 
-        ``fitted``: attention rows by quadratics of their scores instead of planes, which costs more.
+        The node is that of number ``index``, by default the output. ``fitted``: attention rows by quadratics of their
+        scores instead of planes, which costs more.
         """
         found = []
         for part in pieces(positions(rows), self._together()):
-            quadratic = self.quadratic(rows[part], instances[part])
+            quadratic = self.quadratic(rows[part], instances[part], None, index)
             low = None
             for _ in range(_FITS if fitted else 0):
                 corner = quadratic.corner()[:, : self.forms.noise_count]
-                quadratic = self.quadratic(rows[part], instances[part], corner)
+                quadratic = self.quadratic(rows[part], instances[part], corner, index)
                 value = bound_quadratic(quadratic, self.forms.noise, steps, target[part])
                 low = value if low is None else torch.maximum(low, value)
             found.append(bound_quadratic(quadratic, self.forms.noise, steps, target[part]) if low is None else low)
