@@ -15,13 +15,16 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
+from softhull.certificates.write import class_certificate
 from softhull.checker.certificate import CertificateError, read_certificate, write_certificate
 from softhull.checker.check import Checked, check_certificate
 from softhull.cli.app import app
 from softhull.data import bundled
 from softhull.errors import ModelError
+from softhull.propagate.perturbation import Perturbation
 
 from .conftest import Case
+from .evaluate import save
 
 DIGITS = bundled("digits.npz")
 
@@ -250,3 +253,17 @@ def test_second_order_rules(quadratic: Case, tmp_path: Path) -> None:
         quadratic, tmp_path, {"steps": [*steps[:last], steps[last] | {"rules": left_out}, *steps[last + 1 :]]}
     )
     assert "does not say how to bound its quadratic" in found.reason
+
+
+def test_deep_network(tmp_path: Path) -> None:
+    """As many nodes in a row as a recursive reader could not follow."""
+    count = 600
+    nodes = [
+        onnx.helper.make_node("Relu" if i % 2 else "Add", [f"t{i}"] if i % 2 else [f"t{i}", "c"], [f"t{i + 1}"])
+        for i in range(count)
+    ]
+    nodes[0].input[0], nodes[-1].output[0] = "x", "y"
+    model = save(tmp_path / "deep.onnx", nodes, {"c": np.full((1, 2), 1e-3, dtype=np.float32)}, (1, 2))
+    found = class_certificate(model, np.array([[0.5, 0.1]]), 0, Perturbation(0.01))
+    write_certificate(tmp_path / "deep.npz", found)
+    assert check_certificate(tmp_path / "deep.npz", [model]).accepted

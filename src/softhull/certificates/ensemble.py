@@ -27,7 +27,7 @@ def choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict
         below_here, above_here = whole.below[0, 0].numpy(), whole.above[0, 0].numpy()
         for m, member in enumerate(stack.stack.members):
             output = proof.networks.probabilities[member].node
-            kinks = [i for i in sorted(proof.ancestors(member)) if isinstance(proof.networks.nodes[i], Kink)]
+            kinks = [i for i in proof.ancestors(member) if isinstance(proof.networks.nodes[i], Kink)]
             for kink, lines in zip(kinks, part.lines, strict=True):
                 chosen[kink] = {"slope": lines[0, 0, m].numpy().copy()}
             at = tangent_points[0, position].numpy()[None]

@@ -58,7 +58,7 @@ class Proof:
 
         With ``stops`` bounds are evaluated at every node on the way back and the best is kept.
         """
-        for index in sorted(self.before(views)):
+        for index in self.before(views):
             node = self.networks.nodes[index]
             if isinstance(node, Kink):
                 lower, upper = self.known.box(node.x)
@@ -322,23 +322,13 @@ class Proof:
         simple = [n for n in before if isinstance(n, Input | Linear) or (isinstance(n, Sum) and len(n.views) == 1)]
         return len(simple) < len(before) or sum(isinstance(n, Linear) for n in before) > 1
 
-    def ancestors(self, network: int) -> set[int]:
+    def ancestors(self, network: int) -> list[int]:
         """The nodes that the output of a network depends on, with its own."""
         return self.before([self.networks.probabilities[network]])
 
-    def before(self, views: Sequence[View]) -> set[int]:
-        """The nodes that some tensors depend on, with their own."""
-        found: set[int] = set()
-        waiting = [view.node for view in views]
-        while waiting:
-            index = waiting.pop()
-            if index in found:
-                continue
-            found.add(index)
-            node = self.networks.nodes[index]
-            inputs = [getattr(node, name) for name in ("x", "y") if hasattr(node, name)]
-            waiting += [view.node for view in (*inputs, *getattr(node, "views", ()))]
-        return found
+    def before(self, views: Sequence[View]) -> list[int]:
+        """The nodes that some tensors depend on, with their own, first to last."""
+        return self.networks.before(view.node for view in views)
 
 
 def _multiplier(rows: Floats, low: Floats, high: Floats) -> Floats:

@@ -17,7 +17,7 @@ from .prover import Proof
 
 _TANGENT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # slopes between the chord and the tangent of the sigmoid
 _CHORD_SHARES = (0.85, 1.0, 1.18)  # slopes in the sum of the other exponentials, of the one that matches the tangent
-_STEPS = 40  # on the multipliers
+_STEPS = 15  # on the multipliers
 
 
 class SecondOrder:
@@ -26,7 +26,7 @@ class SecondOrder:
     def __init__(self, proof: Proof, views: Sequence[View]) -> None:
         self.proof, self.known = proof, proof.known
         self._errors: dict[int, Floats] = {}  # of the probabilities beside their affine functions, by softmax
-        for index in sorted(proof.before(views)):
+        for index in proof.before(views):
             if isinstance(proof.networks.nodes[index], Softmax):
                 self._form(index)
 

@@ -62,25 +62,20 @@ class Forms:
 
     def rows(self, view: View) -> Form:
         """The form of the entries of a view, over all the noise there is."""
-        self._find(view.node)
         index = view.index.ravel()
         if isinstance(self.known.networks.nodes[view.node], Input):
             slope = zeros(index.size, self.count)
             slope[np.arange(index.size), index] = self.radius[index]
             return Form(self.centre[index], slope)
+        self._find(view.node)
         form = self._known[view.node]
         return Form(form.centre[index], padded(form.slope[index], self.count))
 
     def _find(self, last: int) -> None:
         """Forms of a node and of those it depends on, first to last."""
-        nodes = self.known.networks.nodes
-        needed, found = {last}, []
-        for index in range(last, 0, -1):
-            if index in needed and index not in self._known:
-                found.append(index)
-                needed.update(view.node for view in _inputs(nodes[index]))
-        for index in reversed(found):
-            self._known[index] = self._of(nodes[index])
+        networks = self.known.networks
+        for index in networks.before([last], {0} | self._known.keys()):
+            self._known[index] = self._of(networks.nodes[index])
 
     def _of(self, node: Node) -> Form:
         if node.size * self.count > LARGEST_FORM:
@@ -231,14 +226,6 @@ class Forms:
         error = zeros(node.size)
         form.centre[places], form.slope[places], error[places] = centre + (low + high) / 2, slope, (high - low) / 2
         self._known[index] = self._spread(form, error)
-
-
-def _inputs(node: Node) -> Sequence[View]:
-    if isinstance(node, Sum):
-        return node.views
-    if isinstance(node, Product):
-        return node.x, node.y
-    return () if isinstance(node, Input) else (node.x,)
 
 
 def _used(node: Product, row: Balls) -> tuple[Indices, Balls, Indices]:

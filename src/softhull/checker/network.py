@@ -7,7 +7,7 @@ new views and no node. One instance is checked at a time: an open first dimensio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,18 @@ class Networks:
         if isinstance(node, Softmax) and len(node.rows) == 1 and sorted(output.index.flat) == list(range(node.size)):
             return View(node.x.node, node.x.index.reshape(-1)[output.index])
         return output
+
+    def before(self, ends: Iterable[int], known: Container[int] = ()) -> list[int]:
+        """The nodes that some depend on, with these, first to last; what is known already ends the search."""
+        needed, found = set(ends), []
+        for index in range(max(needed, default=-1), -1, -1):
+            if index in needed and index not in known:
+                found.append(index)
+                node = self.nodes[index]
+                views = node.views if isinstance(node, Sum) else (node.x, node.y) if isinstance(node, Product) else ()
+                views = (node.x,) if isinstance(node, Linear | Kink | Softmax) else views
+                needed.update(view.node for view in views)
+        return found[::-1]
 
     def add(self, node: Node, shape: Sequence[int]) -> View:
         self._numbers += node.weights.size if isinstance(node, Linear) else node.size

@@ -108,11 +108,11 @@ class Knowledge:
         return lower[view.index], upper[view.index]
 
     def _box(self, index: int) -> tuple[Floats, Floats]:
-        if index not in self._boxes:
-            lower, upper = self._interval(self.networks.nodes[index])
-            if index in self._claimed:
-                lower, upper = np.maximum(lower, self._claimed[index][0]), np.minimum(upper, self._claimed[index][1])
-            self._boxes[index] = lower, upper
+        for i in self.networks.before([index], self._boxes) if index not in self._boxes else ():
+            lower, upper = self._interval(self.networks.nodes[i])
+            if i in self._claimed:
+                lower, upper = np.maximum(lower, self._claimed[i][0]), np.minimum(upper, self._claimed[i][1])
+            self._boxes[i] = lower, upper
         return self._boxes[index]
 
     def _interval(self, node: Node) -> tuple[Floats, Floats]:
