@@ -24,7 +24,13 @@ from .options import console, parse_indices, run_options, with_progress, write_j
 @click.option(
     "--bound", default="all", show_default=True, help="Softmax bounds, for example hull, er/lse, or all of them."
 )
-@click.option("--method", type=click.Choice(["dual", "lp", "conic"]), default="dual", show_default=True)
+@click.option(
+    "--method",
+    type=click.Choice(["auto", "dual", "lp", "conic", "second-order", "linear"]),
+    default="auto",
+    show_default=True,
+    help="dual, lp and conic: feedforward networks only; second-order and linear: attention, too.",
+)
 @click.option("--norm", type=click.Choice(["inf", "2", "1"]), default="inf", show_default=True)
 @click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1.")
 @click.option("--separate", is_flag=True, help="Let every network choose its own input: looser, cheaper.")

@@ -125,6 +125,11 @@ class Uncertainty(Question):
 
         return find_method(method)
 
+    def method(self, name: str | None, bound: str | None, settings: dict[str, Any]) -> tuple[str, Any, str]:
+        # Here the softmax bound is an argument of the question, whether a method has a setting of that name or not.
+        name, found, _ = super().method(name, None, settings)
+        return name, found, self.softmax_bound(found, bound)
+
     def softmax_bound(self, method: Any, bound: str | None) -> str:
         from ..solve.softmax import parse_bounds
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,25 @@ from torch import Tensor
 
 from ..attack.score import ScoreAttack
 from ..bounds.rounding import check_rounding
-from ..devices import device_of, moved
+from ..devices import device_of
 from ..errors import InvalidInput, ModelError
 from ..formats.network import Network
 from ..graph.graph import Graph
-from ..propagate.perturbation import Perturbation, Region
+from ..propagate.methods import Auto, Linear, SecondOrder
+from ..propagate.perturbation import Perturbation
 from ..solve.dual import Dual
-from ..solve.layers import Stack, stack_networks
-from ..solve.relaxation import Relaxation, relax
-from ..solve.softmax import SoftmaxBounds, parse_bounds
-from ..solve.solution import Solution, trivial_bound
-from .scores import Piece, Score, find_score
+from ..solve.layers import is_feedforward, stack_networks
+from ..solve.softmax import parse_bounds
+from .ensemble import join
+from .question import ScoreQuestion
+from .scores import Score, find_score
+from .stages import ByPrograms, ByWalks
 
-# Instances relaxed together: bounds the memory whatever the number of instances.
+METHODS = ("auto", "dual", "lp", "conic", "second-order", "linear")
+# Instances worked on together: bounds the memory whatever the number of instances.
 BATCH = 128
+
+Networks = Network | Graph | Sequence[Network | Graph]
 
 
 @dataclass(frozen=True)
@@ -103,12 +109,12 @@ def _finite(value: float) -> float | None:
 
 
 def verify_uncertainty(
-    networks: Network | Graph | Sequence[Network | Graph],
+    networks: Networks,
     x: Any,
     y: Any,
     perturbation: Perturbation,
     score: str | Score = "nll",
-    method: str | Any = "dual",
+    method: str | Any = "auto",
     bound: str = "all",
     separate: bool = False,
     attack: ScoreAttack | None = None,
@@ -119,41 +125,58 @@ def verify_uncertainty(
 ) -> UncertaintyResult:
     """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
 
-    ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"dual"``, ``"lp"``, ``"conic"`` or one of their settings objects;
-    ``bound``: the softmax bounds, ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its
-    own input. After ``timeout`` seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding
-    error to the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does not.
-    ``device``: where to compute; by default where ``x`` is.
+    ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"`` for feedforward
+    networks; ``"second-order"``, ``"linear"`` for all; or one of their settings objects. ``bound``: the softmax bounds,
+    ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its own input. After ``timeout``
+    seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding error to the bound, so that
+    it is true for the networks as real-valued functions; ``"nearest"`` does not. ``device``: where to compute; by
+    default where ``x`` is.
     """
     check_rounding(rounding)
     if timeout is not None and not timeout >= 0:
         raise InvalidInput(f"timeout must be a number of seconds of at least 0, got {timeout}")
     began, cpu = time.monotonic(), time.process_time()
     deadline = None if timeout is None else began + timeout
-    score, solver, chosen = find_score(score), find_method(method), parse_bounds(bound)
-    stacks = _stacks(networks)
-    place = device_of(x, device)
-    x, y = _inputs(x, y, stacks, networks)
-    stacks, x, y = moved(stacks, place), x.to(place), y.to(place)
+    score, place = find_score(score), device_of(x, device)
+    solver = _solver(networks, find_method(method), bound, separate, rounding)
+    x, y = _inputs(x, y, solver.classes, networks)
+    solver, x, y = solver.to(place), x.to(place), y.to(place)
+    attack = attack or ScoreAttack(seed=seed)
     records: list[ScoreRecord] = []
     certificates = []
     for start in range(0, len(x), BATCH):
-        part = slice(start, start + BATCH)
-        around = perturbation.around(x[part])
-        question = _Question(stacks, around, x[part], y[part], score, separate, rounding == "outward")
-        answer = question.answer(solver, chosen, attack or ScoreAttack(seed=seed), deadline)
-        records += answer.records(start, y[part])
-        certificates.append(answer.certificate)
+        here, label = x[start : start + BATCH], y[start : start + BATCH]
+        region = perturbation.around(here)
+        _, worst = attack.run(partial(_badness, solver, score, label), region, [here], deadline)
+        at = solver.probabilities(worst)
+        found = solver.highest(ScoreQuestion(score, region, label, worst, at, rounding == "outward", deadline))
+        certified, attacked = score.from_badness(found.badness), score.value(at, label)
+        clean = score.value(solver.probabilities(here), label)
+        records += [
+            ScoreRecord(
+                start + i,
+                int(label[i]),
+                float(certified[i]),
+                float(attacked[i]),
+                float(clean[i]),
+                worst[i].cpu().numpy(),
+                found.notes.get(i, ""),
+            )
+            for i in range(len(label))
+        ]
+        certificates.append({"pieces": list(found.certificates)})
     cost = time.process_time() - cpu, time.monotonic() - began
     return UncertaintyResult(score, tuple(records), tuple(certificates), *cost, rounding)
 
 
+def _badness(solver: ByPrograms | ByWalks, score: Score, label: Tensor, x: Tensor) -> Tensor:
+    return score.badness(solver.probabilities(x), label)
+
+
 def find_method(method: str | Any) -> Any:
-    """A method by name with its default settings, or the settings themselves."""
+    """A method by name (``METHODS``) with its default settings, or the settings themselves."""
     if not isinstance(method, str):
         return method
-    if method == "dual":
-        return Dual()
     if method == "lp":
         from ..solve.cutting import CuttingPlanes
 
@@ -162,20 +185,34 @@ def find_method(method: str | Any) -> Any:
         from ..solve.conic import Conic
 
         return Conic()
-    raise InvalidInput(f"unknown method {method!r}; choose dual, lp or conic")
+    known: dict[str, Any] = {"auto": Auto, "dual": Dual, "second-order": SecondOrder, "linear": Linear}
+    if method not in known:
+        raise InvalidInput(f"unknown method {method!r}; choose {', '.join(METHODS[:-1])} or {METHODS[-1]}")
+    return known[method]()
 
 
-def _stacks(networks: Network | Graph | Sequence[Network | Graph]) -> list[Stack]:
+def _solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
+    """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
     listed = [networks] if isinstance(networks, Network | Graph) else list(networks)
     if not listed:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
-    return stack_networks([(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in listed], labels)
+    graphs = [n.graph if isinstance(n, Network) else n for n in listed]
+    softmax = parse_bounds(bound)
+    if isinstance(method, Auto) and all(is_feedforward(graph) for graph in graphs):
+        method = Dual()
+    if not isinstance(method, Linear | SecondOrder | Auto):
+        return ByPrograms(stack_networks(graphs, labels), method, softmax, separate)
+    if bound != "all":
+        if softmax.lower != softmax.upper:
+            raise InvalidInput(f"bound {bound!r}: networks with attention take one bound for both sides, such as hull")
+        method = replace(method, bound=softmax.lower[0])
+    whole = join(graphs, labels)
+    alone = [join([graph], [label]) for graph, label in zip(graphs, labels)] if separate else [whole]
+    return ByWalks(alone, replace(method, rounding=rounding))
 
 
-def _inputs(
-    x: Any, y: Any, stacks: list[Stack], networks: Network | Graph | Sequence[Network | Graph]
-) -> tuple[Tensor, Tensor]:
+def _inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
     x = torch.as_tensor(x, dtype=torch.float64)
     y = torch.as_tensor(y)
     first = networks if isinstance(networks, Network | Graph) else networks[0]
@@ -187,108 +224,8 @@ def _inputs(
         raise InvalidInput("x has an entry that is not a finite number")
     if y.shape != (len(x),) or y.is_floating_point() or y.dtype == torch.bool:
         raise InvalidInput(f"y must hold one whole-number label per instance, got {y.dtype} of shape {tuple(y.shape)}")
-    classes = stacks[0].classes
     if len(bad := torch.nonzero((y < 0) | (y >= classes))):
         where = int(bad[0, 0])
         known = f"the networks have classes 0 to {classes - 1}"
         raise InvalidInput(f"label {int(y[where])} of instance {where} is out of range; {known}")
     return x.reshape(len(x), *shape), y.long()
-
-
-@dataclass(frozen=True)
-class _Answer:
-    bound: Tensor
-    attack: Tensor
-    clean: Tensor
-    worst_input: Tensor
-    certificate: dict[str, Any]
-    notes: dict[int, str]
-
-    def records(self, start: int, y: Tensor) -> list[ScoreRecord]:
-        return [
-            ScoreRecord(
-                start + i,
-                int(y[i]),
-                float(self.bound[i]),
-                float(self.attack[i]),
-                float(self.clean[i]),
-                self.worst_input[i].cpu().numpy(),
-                self.notes.get(i, ""),
-            )
-            for i in range(len(y))
-        ]
-
-
-def ensemble_probabilities(stacks: list[Stack], x: Tensor) -> Tensor:
-    """Mean class probabilities ``[B, K]`` of the ensemble."""
-    logits = torch.cat([stack.values(x.flatten(1))[-1] for stack in stacks], 1)
-    return logits.softmax(-1).mean(1)
-
-
-@dataclass(frozen=True)
-class _Question:
-    """One batch of instances."""
-
-    stacks: list[Stack]
-    region: Region
-    x: Tensor
-    y: Tensor
-    score: Score
-    separate: bool
-    outward: bool
-
-    def answer(self, method: Any, chosen: SoftmaxBounds, attack: ScoreAttack, deadline: float | None) -> _Answer:
-        relaxation = relax(self.stacks, self.region, chosen, self.outward)
-        _, worst = attack.run(lambda x: self.score.badness(self._p(x), self.y), self.region, [self.x], deadline)
-        at = self._p(worst)
-        pieces = self.score.pieces(self.y, *relaxation.probabilities())
-        floor = _reached(pieces, at)
-        highest = torch.full_like(floor, -torch.inf)
-        notes: dict[int, str] = {}
-        certificates: list[dict[str, Any]] = []
-        for piece in pieces:
-            best = torch.full_like(floor, torch.inf)
-            point = at
-            for _ in range(piece.rounds):
-                plane = piece.tangent(point)
-                trivial = self._sum(trivial_bound(relaxation, plane.coefficients), plane.offset)
-                best = torch.minimum(best, trivial)
-                open_ = torch.nonzero(~(trivial < floor))[:, 0]
-                if not len(open_):
-                    break
-                solution = self._solve(relaxation.take(open_), plane.coefficients[open_], method, deadline)
-                best[open_] = torch.minimum(best[open_], self._sum(solution.bound, plane.offset[open_]))
-                point = point.index_copy(0, open_, solution.probabilities)
-                notes |= {int(open_[k]): note for k, note in solution.notes.items()}
-                proof = {"coefficients": plane.coefficients[open_], "offset": plane.offset[open_], "instances": open_}
-                certificates.append(proof | solution.certificate)
-            highest = torch.maximum(highest, best)
-        bound = self.score.from_badness(highest)
-        attacked, clean = self.score.value(at, self.y), self.score.value(self._p(self.x), self.y)
-        return _Answer(bound, attacked, clean, worst, {"pieces": certificates}, notes)
-
-    def _sum(self, bound: Tensor, offset: Tensor) -> Tensor:
-        total = bound + offset
-        return torch.nextafter(total, torch.full_like(total, torch.inf)) if self.outward else total
-
-    def _p(self, x: Tensor) -> Tensor:
-        return ensemble_probabilities(self.stacks, x)
-
-    def _solve(self, relaxation: Relaxation, coefficients: Tensor, method: Any, deadline: float | None) -> Solution:
-        if not self.separate:
-            return method.solve(relaxation, coefficients, deadline)
-        alone = [method.solve(part, coefficients, deadline) for part in relaxation.networks_alone()]
-        bounds = torch.stack([solution.bound for solution in alone])
-        return Solution(
-            bounds.mean(0) + relaxation.share(len(alone)) * bounds.abs().mean(0),
-            torch.stack([solution.probabilities for solution in alone]).mean(0),
-            alone[0].x,
-            {"networks": [solution.certificate for solution in alone]},
-            {k: note for solution in alone for k, note in solution.notes.items()},
-        )
-
-
-def _reached(pieces: list[Piece], p: Tensor) -> Tensor:
-    """What the pieces reach at the attacked inputs: a piece that cannot get there need not be bounded further."""
-    planes = [piece.tangent(p) for piece in pieces]
-    return torch.stack([(plane.coefficients * p).sum(1) + plane.offset for plane in planes]).amax(0)

@@ -1,0 +1,66 @@
+"""Networks that share their input as one graph: the sum of their class probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..graph.builder import GraphBuilder
+from ..graph.graph import Graph
+from ..graph.ops.softmax import Softmax
+from ..propagate.structure import Structure
+from ..solve.layers import agree, logits_node
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """``graph`` maps inputs to the sum of the class probabilities ``[K]`` of all networks, ``softmaxes`` its terms.
+
+    The sum and not the mean: there is no exact third among the coefficients of a graph.
+    """
+
+    graph: Graph
+    softmaxes: tuple[int, ...]
+
+    @property
+    def networks(self) -> int:
+        return len(self.softmaxes)
+
+    @property
+    def classes(self) -> int:
+        return self.graph.output_shape[0]
+
+    @property
+    def logits(self) -> tuple[int, ...]:
+        """The nodes that hold the logits of every network."""
+        return tuple(self.graph.nodes[i].inputs[0] for i in self.softmaxes)
+
+    @cached_property
+    def structure(self) -> Structure:
+        return Structure(self.graph)
+
+    def to(self, device: torch.device) -> Ensemble:
+        return Ensemble(self.graph.to(torch.float64, device), self.softmaxes)
+
+
+def join(graphs: Sequence[Graph], labels: Sequence[str]) -> Ensemble:
+    """One graph for all networks; a final softmax is theirs or added."""
+    ends = [logits_node(graph, label) for graph, label in zip(graphs, labels)]
+    classes = agree(graphs, ends, labels)
+    builder = GraphBuilder(graphs[0].input_shape)
+    logits = []
+    for graph, end in zip(graphs, ends):
+        position = {-1: builder.reshape(-1, graph.input_shape)}
+        for i, node in enumerate(graph.nodes[: end + 1]):
+            builder.label = node.label
+            position[i] = builder.add(node.operator, *(position[j] for j in node.inputs), shape=node.shape)
+        logits.append(builder.reshape(position[end], (classes,)))
+    builder.label = "probabilities"
+    softmaxes = tuple(builder.add(Softmax(0), z, shape=(classes,)) for z in logits)
+    total = softmaxes[0]
+    for p in softmaxes[1:]:
+        total = builder.sum_of(total, p)
+    return Ensemble(Graph(builder.input_shape, tuple(builder.nodes)), softmaxes)

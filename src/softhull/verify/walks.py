@@ -1,0 +1,193 @@
+"""Bounds on the mean class probabilities of networks of any kind, by walks back through them.
+
+The planes of a score take the place of a class margin: a row on the probabilities walks through planes of the final
+softmax to the logits and on to the input. How good these planes are depends on what is known of differences of logits.
+Second order bounds the differences that matter first, each as one quadratic of the input noise, then the row itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import SofthullError
+from ..graph.operator import Interval
+from ..graph.rounding import share, underflow
+from ..propagate import softmax as softmaxes
+from ..propagate.crown import LinearBounds
+from ..propagate.methods import Linear, SecondOrder
+from ..propagate.optimize import optimize_differences, optimized_lower
+from ..propagate.perturbation import Region
+from ..propagate.second_order.specification import SecondOrderBounds
+from ..solve.solution import Solution, simplex_bound
+from .ensemble import Ensemble
+
+# Bytes of one coefficient tensor.
+MEMORY = 1 << 24
+# Factorisations spent on one difference of logits: twelve instead of four gain a percent of a score.
+STEPS = 4
+# A class whose probability stays below this share of that of another rival does not move a score.
+NEGLIGIBLE = 1e-3
+
+
+class Simplex:
+    """What is known of any distributions: probabilities are at least 0 and sum to one. ``at [B, K]`` are some."""
+
+    def __init__(self, at: Tensor, outward: bool) -> None:
+        self.at, self.outward = at, outward
+
+    def probabilities(self) -> Interval:
+        """Ranges ``[B, K]`` of the mean probabilities."""
+        return torch.zeros_like(self.at), torch.ones_like(self.at)
+
+    def trivial(self, coefficients: Tensor) -> Tensor:
+        """Bounds ``[B]`` on the maximum of ``coefficients . p`` by ranges and simplex alone."""
+        return simplex_bound(coefficients, *self.probabilities(), self._share(coefficients.shape[1] + 4))
+
+    def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
+        """Bounds ``[b]`` on the maximum of ``coefficients . p`` for some of the instances."""
+        every = coefficients.new_zeros(self.at.shape).index_copy(0, instances, coefficients)
+        return self._solution(self.trivial(every)[instances], coefficients, instances)
+
+    def _solution(self, bound: Tensor, coefficients: Tensor, instances: Tensor) -> Solution:
+        """The bound, and as a place where it is attained the middle between the attack and the worst of the ranges."""
+        least, most = (end[instances] for end in self.probabilities())
+        order = coefficients.argsort(-1, descending=True)
+        room = (most - least).gather(-1, order)
+        taken = (1 - least.sum(-1, keepdim=True) - room.cumsum(-1) + room).clamp(min=0)
+        worst = least.scatter_add(-1, order, torch.minimum(room, taken))
+        return Solution(bound, (self.at[instances] + worst) / 2, self.at[instances, :0], {})
+
+    def _share(self, operations: int) -> float:
+        return share(operations, self.at.dtype) if self.outward else 0.0
+
+
+class Walks(Simplex):
+    """Linear walks through ``ensembles``, whose probabilities are averaged; each has an input of its own.
+
+    ``worst`` are attacked inputs: planes of the final softmax are tangent at their logits.
+    """
+
+    def __init__(
+        self, ensembles: Sequence[Ensemble], region: Region, method: Linear, worst: Tensor, deadline: float
+    ) -> None:
+        self.ensembles, self.worst, self.method = ensembles, worst, method
+        self.networks = sum(ensemble.networks for ensemble in ensembles)
+        super().__init__(mean_probabilities(ensembles, worst), method.rounding == "outward")
+        self.bounds = [LinearBounds(e.graph, region, method, e.structure, MEMORY, deadline) for e in ensembles]
+        for ensemble, bounds in zip(self.ensembles, self.bounds):
+            bounds.check_time()
+            bounds.prepare(len(ensemble.graph.nodes) - 1)
+            for index in ensemble.softmaxes:
+                bounds.differences(index)
+            if method.optimize:
+                optimize_differences(bounds, max(1, method.optimize // 2), method.learning_rate)
+        self._touch()
+
+    def _touch(self) -> None:
+        for ensemble, bounds in zip(self.ensembles, self.bounds):
+            values = ensemble.graph.values(self.worst)
+            for index, logits in zip(ensemble.softmaxes, ensemble.logits):
+                softmaxes.touch(bounds, index, (self.worst if logits < 0 else values[logits])[:, None])
+
+    def probabilities(self) -> Interval:
+        ends = [bounds.interval(i) for e, bounds in zip(self.ensembles, self.bounds) for i in e.softmaxes]
+        least, most = (torch.stack(side).mean(0) for side in zip(*ends))
+        if not self.outward:
+            return least, most
+        cost, lost = self._share(self.networks), underflow(least.dtype)
+        return (least * (1 - cost) - lost).clamp(min=0), (most * (1 + cost) + lost).clamp(max=1)
+
+    def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
+        bound = torch.zeros_like(coefficients[:, 0])
+        size = torch.zeros_like(bound)
+        for number in range(len(self.bounds)):
+            low = self._lower(number, -coefficients, instances)
+            bound, size = bound - low, size + low.abs()
+        bound = (bound + self._share(len(self.bounds)) * size) / self.networks
+        return self._solution(bound + self._share(2) * bound.abs(), coefficients, instances)
+
+    def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
+        """Lower bounds ``[b]`` on ``<rows, sum of the probabilities>`` of one ensemble."""
+        bounds, last = self.bounds[number].take(instances), len(self.ensembles[number].graph.nodes) - 1
+        low = bounds.lower(last, rows[None], contract=self.method.contract)[0]
+        if self.method.optimize:
+            never = torch.full_like(low, math.inf)
+            better = optimized_lower(bounds, last, rows[None], self.method.optimize, self.method.learning_rate, never)
+            low = torch.maximum(low, better[0])
+        return low
+
+
+class SecondOrderWalks(Walks):
+    """The walks of ``first``, whose bounds are taken over, with second order for differences of logits and for rows.
+
+    The differences are those between ``classes [B, n]`` (the label, the prediction) and all others that matter.
+    """
+
+    def __init__(self, first: Walks, method: SecondOrder, classes: Tensor) -> None:
+        Simplex.__init__(self, first.at, first.outward)
+        self.ensembles, self.networks, self.worst = first.ensembles, first.networks, first.worst
+        self.method, self.bounds = first.method, first.bounds
+        self.second_order = method
+        self.second = [_second(bounds) for bounds in self.bounds]
+        pairs = _pairs_that_matter(classes, self.probabilities()[1])
+        for ensemble, second in zip(self.ensembles, self.second):
+            if second is not None:
+                self._tighten(ensemble, second, pairs)
+        self._touch()
+
+    def _tighten(self, ensemble: Ensemble, second: SecondOrderBounds, pairs: Tensor) -> None:
+        """Lower bounds on logit j less logit k for all pairs j, k of the mask."""
+        bounds = second.bounds
+        instance, j, k = pairs.nonzero(as_tuple=True)
+        rows = torch.zeros(len(instance), ensemble.classes, dtype=self.at.dtype, device=self.at.device)
+        rows.scatter_(1, j[:, None], 1.0).scatter_(1, k[:, None], -1.0)
+        never = torch.full_like(rows[:, 0], math.inf)
+        better = {}
+        for index, logits in zip(ensemble.softmaxes, ensemble.logits):
+            known = bounds.differences(index)
+            if known is None or logits < 0:
+                continue
+            least, most = known[0].clone(), known[1].clone()
+            apart = second.lower(rows, instance, min(STEPS, self.second_order.steps), never, index=logits)
+            least[instance, 0, j, k] = torch.maximum(least[instance, 0, j, k], apart)
+            most[instance, 0, k, j] = torch.minimum(most[instance, 0, k, j], -apart)
+            better[index] = least, most
+        bounds.renew_after(ensemble.softmaxes[0])
+        bounds.known_differences |= better
+
+    def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
+        low = super()._lower(number, rows, instances)
+        second = self.second[number]
+        if second is None:
+            return low
+        never = torch.full_like(low, math.inf)
+        for fitted in (False, True) if self.second_order.row_fit else (False,):
+            low = torch.maximum(low, second.lower(rows, instances, self.second_order.steps, never, fitted))
+        return low
+
+
+def _second(bounds: LinearBounds) -> SecondOrderBounds | None:
+    """None where there are no affine forms for a network or region: the linear bounds stand."""
+    try:
+        return SecondOrderBounds(bounds)
+    except (SofthullError, NotImplementedError, torch.linalg.LinAlgError):
+        return None
+
+
+def mean_probabilities(ensembles: Sequence[Ensemble], x: Tensor) -> Tensor:
+    """Mean class probabilities ``[B, K]`` of all networks."""
+    total = torch.stack([ensemble.graph(x) for ensemble in ensembles]).sum(0)
+    return total / sum(ensemble.networks for ensemble in ensembles)
+
+
+def _pairs_that_matter(classes: Tensor, most: Tensor) -> Tensor:
+    """Mask ``[B, K, K]`` of the pairs of one of ``classes [B, n]`` and a rival that ``most [B, K]`` leaves a chance."""
+    own = torch.zeros_like(most, dtype=torch.bool).scatter(1, classes, True)
+    rivals = most.masked_fill(own, 0.0)
+    there = own | (rivals > NEGLIGIBLE * rivals.amax(1, keepdim=True))
+    apart = ~torch.eye(most.shape[1], dtype=torch.bool, device=most.device)
+    return apart & (own[:, :, None] | own[:, None, :]) & there[:, :, None] & there[:, None, :]
