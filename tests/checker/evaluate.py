@@ -63,8 +63,10 @@ def save(
     return path
 
 
-def random_attention(path: Path, rng: np.random.Generator, tokens: int = 3, width: int = 4, scale: float = 0.7) -> Path:
-    """One block of attention over ``tokens`` rectified tokens, with a residual connection, and three logits."""
+def random_attention(
+    path: Path, rng: np.random.Generator, tokens: int = 3, width: int = 4, scale: float = 0.7, layers: int = 1
+) -> Path:
+    """Blocks of attention over ``tokens`` rectified tokens, each with a residual connection, and three logits."""
 
     def weights(*shape: int) -> np.ndarray:
         return (scale * rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
@@ -73,9 +75,6 @@ def random_attention(path: Path, rng: np.random.Generator, tokens: int = 3, widt
         "w0": weights(6, tokens * width),
         "b0": weights(tokens * width),
         "s0": np.array([1, tokens, width]),
-        "wq": 2 * weights(width, width),
-        "wk": 2 * weights(width, width),
-        "wv": weights(width, width),
         "s1": np.array([1, tokens * width]),
         "w1": weights(tokens * width, 3),
         "b1": weights(3),
@@ -83,16 +82,21 @@ def random_attention(path: Path, rng: np.random.Generator, tokens: int = 3, widt
     nodes = [
         helper.make_node("Gemm", ["x", "w0", "b0"], ["h"]),
         helper.make_node("Relu", ["h"], ["r"]),
-        helper.make_node("Reshape", ["r", "s0"], ["t"]),
-        helper.make_node("MatMul", ["t", "wq"], ["q"]),
-        helper.make_node("MatMul", ["t", "wk"], ["k"]),
-        helper.make_node("MatMul", ["t", "wv"], ["v"]),
-        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["q", "kt"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "v"], ["mixed"]),
-        helper.make_node("Add", ["mixed", "t"], ["sum"]),
-        helper.make_node("Reshape", ["sum", "s1"], ["flat"]),
+        helper.make_node("Reshape", ["r", "s0"], ["t0"]),
+    ]
+    for i in range(layers):
+        constants |= {f"wq{i}": 2 * weights(width, width), f"wk{i}": 2 * weights(width, width)}
+        constants[f"wv{i}"] = weights(width, width)
+        nodes += [
+            *(helper.make_node("MatMul", [f"t{i}", f"w{part}{i}"], [f"{part}{i}"]) for part in "qkv"),
+            helper.make_node("Transpose", [f"k{i}"], [f"kt{i}"], perm=[0, 2, 1]),
+            helper.make_node("MatMul", [f"q{i}", f"kt{i}"], [f"scores{i}"]),
+            helper.make_node("Softmax", [f"scores{i}"], [f"p{i}"], axis=-1),
+            helper.make_node("MatMul", [f"p{i}", f"v{i}"], [f"mixed{i}"]),
+            helper.make_node("Add", [f"mixed{i}", f"t{i}"], [f"t{i + 1}"]),
+        ]
+    nodes += [
+        helper.make_node("Reshape", [f"t{layers}", "s1"], ["flat"]),
         helper.make_node("Gemm", ["flat", "w1", "b1"], ["y"]),
     ]
     return save(path, nodes, constants, [1, 6])

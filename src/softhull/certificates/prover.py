@@ -158,7 +158,7 @@ class Proof:
                 break
             pairs = np.array([(label, rivals[i]) for i in still.tolist()])
             values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
-            proved = values > 0 if self.products == "planes" else values > -np.inf
+            proved = values > 0
             found[still] = values
             if proved.all():
                 self._differ(view, pairs, values, rules)

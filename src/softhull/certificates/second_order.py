@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from flint import arb
 
-from ..checker.balls import Balls, Floats
+from ..checker.balls import Balls, Floats, magnitude, upper_floats
 from ..checker.network import Indices, Input, Product, Softmax, View
 from ..checker.quadratic import least
 from ..checker.replay import Rule
@@ -106,8 +106,9 @@ class SecondOrder:
             M = B_ + np.diag(np.where(idle, 1.0, multipliers))
             point = -np.linalg.solve(M, l_) / 2
             if least(linear, B, multipliers, point, noise) is not None:
-                break
-        return {"multipliers": multipliers, "point": point}
+                return {"multipliers": multipliers, "point": point}
+        dominant = 1.01 * upper_floats(magnitude(B).sum(1)).astype(np.float64)  # semidefinite whatever B is
+        return {"multipliers": dominant, "point": np.zeros(len(d))}
 
 
 def parallel_planes(x: Logits, k: int) -> tuple[tuple[float, float, float, float], Floats]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
@@ -24,11 +25,27 @@ if TYPE_CHECKING:
     from ..verify.scores import Piece, Score
 
 
+P = ParamSpec("P")
+
+
 class NoProof(SofthullError):
     """What was certified is not proved by the rules of the checker as they are used here; the message says why."""
 
 
-@exactly
+def _proving(function: Callable[P, Certificate]) -> Callable[P, Certificate]:
+    """With the precision of the checker; what it refuses on the way is no proof."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Certificate:
+        try:
+            return exactly(function)(*args, **kwargs)
+        except Refused as problem:
+            raise NoProof(str(problem)) from None
+
+    return run
+
+
+@_proving
 def class_certificate(
     model: str | Path,
     x: np.ndarray,
@@ -66,7 +83,7 @@ def class_certificate(
     return proof.certificate({"kind": "class", "label": int(label), "rivals": [int(k) for k in rivals]}, index)
 
 
-@exactly
+@_proving
 def score_certificate(
     models: Sequence[str | Path],
     networks: Sequence[Network],

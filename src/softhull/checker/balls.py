@@ -35,6 +35,11 @@ def largest(row: Balls) -> arb:
     return found
 
 
+def euclidean(row: Balls) -> arb:
+    """At least the norm of a row; a ball around zero has no root of its own."""
+    return (row * row).sum().abs_upper().sqrt()
+
+
 def matrix(rows: Balls | Floats) -> arb_mat:
     return arb_mat(*rows.shape, rows.ravel().tolist())
 

@@ -178,6 +178,8 @@ class _Check:
             raise Refused("an infinite bound")
         sides = np.concatenate((lower, -upper))
         wanted = np.flatnonzero(sides > -np.inf)
+        if any("split" in rule for rule in step.get("rules", {}).values()):
+            self.spent += 8 * self.known.forms.count**2  # matrices over the noise
         self._spend(len(wanted) * max(node.size for node in self.networks.nodes))
         if not len(wanted):
             return

@@ -63,6 +63,8 @@ class Forms:
     def rows(self, view: View) -> Form:
         """The form of the entries of a view, over all the noise there is."""
         index = view.index.ravel()
+        if index.size * self.count > LARGEST_FORM:
+            raise Refused("a form of more coefficients than the checker allows")
         if isinstance(self.known.networks.nodes[view.node], Input):
             slope = zeros(index.size, self.count)
             slope[np.arange(index.size), index] = self.radius[index]

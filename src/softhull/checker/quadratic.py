@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from flint import arb
 
-from .balls import ONE, ZERO, Balls, Floats, exact, largest, magnitude, matrix, times, zeros
+from .balls import ONE, ZERO, Balls, Floats, euclidean, exact, largest, magnitude, matrix, times, zeros
 from .network import Indices
 
 
@@ -28,7 +28,7 @@ class Noise:
         if not self.norm:
             return size.sum()
         own = size[: self.inputs]
-        length = largest(own) if self.norm == 1 else (own * own).sum().sqrt()
+        length = largest(own) if self.norm == 1 else euclidean(own)
         return length + size[self.inputs :].sum()
 
     def cost(self, d: Balls) -> arb:
@@ -42,6 +42,8 @@ def semidefinite(M: Balls) -> bool:
     G is a Cholesky factor of the rounded matrix less a little of its diagonal, scaled by powers of two. Entries whose
     rows are zero count for nothing.
     """
+    if dominant(M):
+        return True
     middle = M.astype(np.float64)
     used = (middle != 0).any(1) | np.array([not all(a.is_zero() for a in row) for row in M])
     M, middle = M[np.ix_(used, used)], middle[np.ix_(used, used)]
@@ -106,7 +108,8 @@ class ProductRanges:
         cross = times(self.cross[np.ix_(left, right)], matrix(C.T))
         other = times(times(C, matrix(self.other[np.ix_(right, right)])), matrix(C.T))
         G = np.block([[self.own[np.ix_(left, left)], cross], [cross.T, other]])
-        anything = (np.diagonal(G)[:m].sum() * np.diagonal(G)[m:].sum()).sqrt() * self.cost  # |P e| |R e|
+        first, second = (part.sum().abs_upper() for part in np.split(np.diagonal(G), 2))
+        anything = (first * second).sqrt() * self.cost  # |P e| |R e|
         trace = float(np.diagonal(G).sum())
         try:
             L: Floats = np.linalg.cholesky(G.astype(np.float64) + 1e-12 * trace * np.eye(2 * m)).astype(np.float64)

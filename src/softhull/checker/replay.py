@@ -21,6 +21,7 @@ from .balls import (
     ZERO,
     Balls,
     Floats,
+    euclidean,
     exact,
     is_zero,
     largest,
@@ -59,10 +60,7 @@ class Region:
         if self.centre is None:
             return best
         size = magnitude(rows)
-        if self.norm == 1:
-            reach = [largest(row) for row in size]
-        else:
-            reach = [sum((a * a for a in row), start=ZERO).sqrt() for row in size]
+        reach = [(largest if self.norm == 1 else euclidean)(row) for row in size]
         ball = times(rows, matrix(exact(self.centre)[:, None]))[:, 0] - arb(self.eps) * np.array(reach, dtype=object)
         return np.array([a.max(b) for a, b in zip(best, ball)], dtype=object)
 
