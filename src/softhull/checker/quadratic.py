@@ -42,13 +42,15 @@ def semidefinite(M: Balls) -> bool:
     G is a Cholesky factor of the rounded matrix less a little of its diagonal, scaled by powers of two. Entries whose
     rows are zero count for nothing.
     """
+    middle = M.astype(np.float64)
+    if not np.isfinite(middle).all():
+        return False
     if dominant(M):
         return True
-    middle = M.astype(np.float64)
     used = (middle != 0).any(1) | np.array([not all(a.is_zero() for a in row) for row in M])
     M, middle = M[np.ix_(used, used)], middle[np.ix_(used, used)]
     diagonal = np.diagonal(middle)
-    if not (diagonal > 0).all() or not np.isfinite(middle).all():
+    if not (diagonal > 0).all():
         return False
     scale = 2.0 ** -np.round(np.log2(diagonal) / 2)
     M, middle = M * exact(np.outer(scale, scale)), middle * np.outer(scale, scale)
