@@ -197,7 +197,7 @@ def _solver(networks: Networks, method: Any, bound: str, separate: bool, roundin
     if not listed:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
-    graphs = [n.graph if isinstance(n, Network) else n for n in listed]
+    graphs = [(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in listed]
     softmax = parse_bounds(bound)
     if isinstance(method, Auto) and all(is_feedforward(graph) for graph in graphs):
         method = Dual()
