@@ -138,9 +138,10 @@ def repeat(
 ) -> State:
     """``state = body(step, state)`` for step = 0, ..., count - 1, or until it is settled.
 
-    Under jax the loop is compiled once and runs to the end.
+    Inside a jax transformation the loop is compiled once and runs to the end. Elsewhere jax arrays are looped over as
+    all others: a compiled loop would be compiled anew at every call.
     """
-    if any(is_jax_array(array) for array in state):
+    if any(is_traced(array) for array in state):
         found: State = sys.modules["jax"].lax.fori_loop(0, count, body, state)
         return found
     for step in range(count):
