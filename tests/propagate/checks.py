@@ -53,39 +53,35 @@ def assert_claims_hold(graph: Graph, region: Region, method: Linear | Paper, see
         optimize_differences(tightened, 2, 0.2)
         intervals |= {i + len(graph.nodes): tightened.interval(i) for i in range(len(graph.nodes))}
         lower.append(tightened.lower(last, C, contract=True))
-    for x in points_of(region, seed):
-        values = graph.values(x)
-        for i, (least, most) in intervals.items():
-            _assert_between(least, values[i % len(graph.nodes)], most)
-        for i, (least, most) in differences.items():
-            node = graph.nodes[i]
-            rows = values[node.inputs[0]].movedim(node.operator.axis + 1, -1).flatten(1, -2)  # type: ignore[attr-defined]
-            apart = rows[..., :, None] - rows[..., None, :]
-            seen = ~apart.isnan() & apart.isfinite()  # masked scores have no differences
-            _assert_between(least.nan_to_num(-torch.inf)[seen], apart[seen], most.nan_to_num(torch.inf)[seen])
-        for bound in lower:
-            _assert_between(bound, _specified(C, values[-1]), high)
-    for s in range(len(C)):
-
-        def margin(x: Tensor, which: Tensor, row: int = s) -> Tensor:
-            return _specified(C[row : row + 1, which], graph(x))[0]
-
-        attacked, _ = minimize_margin(
-            margin,
-            region,
-            (region.lower + region.upper) / 2,
-            steps=15,
-            restarts=2,
-            seed=seed,
-            target=-torch.inf,
-        )
-        for bound in lower:
-            _assert_between(bound[s], attacked, torch.full_like(attacked, torch.inf))
+    points = points_of(region, seed)
+    values = [value.unflatten(0, points.shape[:2]) for value in graph.values(points.flatten(0, 1))]
+    for i, (least, most) in intervals.items():
+        _assert_between(least, values[i % len(graph.nodes)], most)
+    for i, (least, most) in differences.items():
+        node = graph.nodes[i]
+        rows = values[node.inputs[0]].movedim(node.operator.axis + 2, -1).flatten(2, -2)  # type: ignore[attr-defined]
+        apart = rows[..., :, None] - rows[..., None, :]
+        seen = apart.isfinite()  # masked scores have no differences
+        _assert_between(least.expand_as(apart)[seen], apart[seen], most.expand_as(apart)[seen])
+    reached = (C[:, None] * values[-1]).flatten(3).sum(-1).movedim(1, 0)
+    attacked = _attacked(graph, region, C, seed)
+    for bound in lower:
+        _assert_between(bound, reached, high)
+        _assert_between(bound, attacked, high)
     return bounds
 
 
-def _specified(C: Tensor, outputs: Tensor) -> Tensor:
-    return (C * outputs).flatten(2).sum(-1)
+def _attacked(graph: Graph, region: Region, C: Tensor, seed: int) -> Tensor:
+    """The smallest value found of every specification, all of them attacked at once: ``[S, B]``."""
+    instances = torch.arange(region.size).repeat(len(C))
+    rows = C.flatten(0, 1)
+
+    def margin(x: Tensor, which: Tensor) -> Tensor:
+        return (rows[which] * graph(x)).flatten(1).sum(1)
+
+    start = ((region.lower + region.upper) / 2)[instances]
+    found, _ = minimize_margin(margin, region.take(instances), start, 15, 2, seed, target=-torch.inf)
+    return found.reshape(len(C), region.size)
 
 
 def _assert_between(least: Tensor, value: Tensor, most: Tensor) -> None:
