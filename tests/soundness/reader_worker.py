@@ -27,26 +27,36 @@ class TooLong(BaseException):
     """Not an Exception: no reader may swallow it."""
 
 
-def readers() -> dict[str, Callable[[Path], object]]:
-    from softhull.checker.certificate import read_certificate
-    from softhull.checker.network import Networks
-    from softhull.formats.datasets import load_dataset
-    from softhull.formats.onnx import load_onnx
-    from softhull.formats.vnnlib import load_vnnlib
+def find_reader(kind: str) -> Callable[[Path], object]:
+    """The reader of one kind; what only the others need is not loaded."""
+    if kind == "onnx":
+        from softhull.formats.onnx import load_onnx
+
+        return load_onnx
+    if kind == "checker":
+        from softhull.checker.network import Networks
+
+        return lambda path: Networks([path])
+    if kind == "vnnlib":
+        from softhull.formats.vnnlib import load_vnnlib
+
+        return load_vnnlib
+    if kind == "npz":
+        from softhull.formats.datasets import load_dataset
+
+        return lambda path: load_dataset(path).x
+    if kind == "certificate":
+        from softhull.checker.certificate import read_certificate
+
+        return read_certificate
+    assert kind == "store"
     from softhull.runs.store import Store
 
-    def store(path: Path) -> object:
+    def read_store(path: Path) -> object:
         with Store.read(path) as found:
             return [found.tasks(), list(found.rows())]
 
-    return {
-        "onnx": load_onnx,
-        "checker": lambda path: Networks([path]),
-        "vnnlib": load_vnnlib,
-        "npz": lambda path: load_dataset(path).x,
-        "certificate": read_certificate,
-        "store": store,
-    }
+    return read_store
 
 
 def mutate(content: bytes, rng: random.Random) -> bytes:
@@ -86,7 +96,7 @@ def repacked(content: bytes, rng: random.Random) -> bytes:
 def main(kind: str, sound: str, folder: str, first: int, count: int) -> None:
     from softhull.errors import SofthullError
 
-    read = readers()[kind]
+    read = find_reader(kind)
     path = Path(folder) / ("mutated" + Path(sound).suffix)
     content = Path(sound).read_bytes()
     path.write_bytes(content)

@@ -236,7 +236,7 @@ def test_an_instance_has_the_same_bound_alone_as_among_others(seed):
     labels = network(torch.from_numpy(x)).flatten(1).argmax(1).numpy()
     ball = Perturbation(float(10 ** rng.uniform(-2, -0.5)))
     together = verify_robustness(network, x, labels, ball, method=method, attack=False)
-    for i, record in enumerate(together.records):
+    for i, record in enumerate(together.records[:3]):
         alone = verify_robustness(network, x[i : i + 1], labels[i : i + 1], ball, method=method, attack=False)
         assert alone.records[0].verdict == record.verdict
         # Sums in another order end root searches elsewhere.
