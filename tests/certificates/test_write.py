@@ -89,6 +89,28 @@ def test_second_order_margins(eps: float, norm: str, layers: int, tmp_path: Path
     assert claimed >= margins.min() - 1e-6 - 8 * eps
 
 
+@pytest.mark.parametrize("score", ["nll", "brier", "margin"])
+def test_scores_of_attention(score: str, tmp_path: Path) -> None:
+    """The score of an ensemble of two attention networks, at inputs of the region and in the certificate."""
+    rng = np.random.default_rng(1)
+    models = [random_attention(tmp_path / f"m{i}.onnx", rng) for i in range(2)]
+    x = rng.uniform(-0.5, 0.5, 6)
+    found = score_certificate(models, [load_onnx(m) for m in models], x, 0, Perturbation(0.05), score)
+    write_certificate(tmp_path / "c.npz", found)
+    verdict = check_certificate(tmp_path / "c.npz", models)
+    assert verdict.accepted, verdict.reason
+    assert [step["claim"] for step in found.header["steps"]].count("form") == 2
+    networks = Networks(models)
+    worst = -np.inf
+    for _ in range(200):
+        entries = values(networks, x + 0.05 * rng.choice([-1.0, 1.0], 6))
+        p = np.mean([entries[view.node][view.index.ravel()] for view in networks.probabilities], 0)
+        badness = {"nll": -np.log(p[0]), "brier": ((p - [1, 0, 0]) ** 2).sum(), "margin": p[1:].max() - p[0]}[score]
+        worst = max(worst, float(badness))
+    bound = found.header["property"]["bound"] * (-1 if score == "margin" else 1)
+    assert worst <= bound <= worst + 0.2
+
+
 @pytest.mark.parametrize("score", ["nll", "brier", "error", "confidence", "margin", "entropy"])
 def test_scores(score: str, tmp_path: Path) -> None:
     models = [bundled(f"digits-mlp-{i}.onnx") for i in range(2)]

@@ -1,21 +1,48 @@
-"""The multipliers of the Lagrangian method as choices of the checker."""
+"""Scores of ensembles without products: the multipliers of the Lagrangian method as choices of the checker."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..checker.network import Kink
 from ..checker.replay import Rule, Rules
+from ..solve.dual import Dual
+from ..solve.lagrangian import Lagrangian
+from ..solve.layers import stack_networks
+from ..solve.relaxation import Relaxation, relax
+from ..solve.softmax import parse_bounds
 from .prover import Proof
 
 if TYPE_CHECKING:
-    from ..solve.lagrangian import Lagrangian
-    from ..solve.relaxation import Relaxation
+    from torch import Tensor
+
+    from ..formats.network import Network
+    from ..propagate.perturbation import Region
 
 
-def choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict[str, Any]) -> Rules:
+class LagrangianRows:
+    """Claims on linear functions of the probabilities, and their ranges ``least`` and ``most [1, K]``."""
+
+    def __init__(self, proof: Proof, networks: Sequence[Network], region: Region) -> None:
+        proof.prepare(proof.networks.logits, stops=True)
+        for output in proof.networks.probabilities:
+            proof.prepare_softmax(output.node, stops=True)
+        self.proof = proof
+        self.relaxation = relax(stack_networks([n.graph for n in networks]), region, parse_bounds("all"))
+        self.least, self.most = self.relaxation.probabilities()
+
+    def claim(self, coefficients: Tensor) -> tuple[float, Tensor]:
+        """A lower bound on ``-coefficients . (sum of the probabilities)``, and probabilities that nearly attain it."""
+        solution = Dual(stages=2).solve(self.relaxation, coefficients)
+        whole = Lagrangian(self.relaxation, coefficients)
+        self.proof.choose_first = _choices(self.proof, self.relaxation, whole, solution.certificate)
+        return self.proof.claim_score(-coefficients[0].numpy()), solution.probabilities
+
+
+def _choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict[str, Any]) -> Rules:
     """Slopes of the activations, planes at the tangent points and their weights, simplex multipliers; by node."""
     chosen: dict[int, Rule] = {}
     parts = whole.views(found["multipliers"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flint import arb
@@ -14,6 +16,9 @@ from ..checker.replay import Rule
 from ..checker.softmax import Logits, NotAPlane, lower_plane, sigma, upper_plane
 from .planes import STEEPEST, centre
 from .prover import Proof
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TANGENT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # slopes between the chord and the tangent of the sigmoid
 _CHORD_SHARES = (0.85, 1.0, 1.18)  # slopes in the sum of the other exponentials, of the one that matches the tangent
@@ -54,11 +59,15 @@ class SecondOrder:
 
     def lead(self, view: View, label: int, rival: int) -> float:
         """Claim that one entry exceeds another, and by how much."""
-        self.proof.choose_first = self._choose
-        try:
+        with self.choosing():
             return self.proof.claim_difference(view, label, rival)
-        finally:
-            self.proof.choose_first = None
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Walks that split products."""
+        self.proof.choose_first = self._choose
+        yield
+        self.proof.choose_first = None
 
     def _choose(self, index: int, A: Balls) -> Rule | None:
         node = self.proof.networks.nodes[index]
@@ -109,6 +118,34 @@ class SecondOrder:
                 return {"multipliers": multipliers, "point": point}
         dominant = 1.01 * upper_floats(magnitude(B).sum(1)).astype(np.float64)  # semidefinite whatever B is
         return {"multipliers": dominant, "point": np.zeros(len(d))}
+
+
+class QuadraticRows:
+    """Claims on linear functions of the probabilities, and their ranges ``least`` and ``most [1, K]``.
+
+    The label's logit against every other is bounded by second order first, which tightens the planes of the output.
+    """
+
+    def __init__(self, proof: Proof, label: int) -> None:
+        import torch
+
+        proof.prepare(proof.networks.logits)
+        self.proof, self.second_order = proof, SecondOrder(proof, proof.networks.logits)
+        ends = []
+        for logits, output in zip(proof.networks.logits, proof.networks.probabilities):
+            proof.prepare_softmax(output.node)
+            for rival in range(logits.index.size):
+                if rival != label:
+                    self.second_order.lead(logits, label, rival)
+            proof.derive_planes(output.node)
+            ends.append(proof.known.box(output))
+        self.least, self.most = (torch.from_numpy(np.mean(end, 0).reshape(1, -1)) for end in zip(*ends))
+
+    def claim(self, coefficients: Tensor) -> tuple[float, Tensor]:
+        """A lower bound on ``-coefficients . (sum of the probabilities)``, and probabilities to try next."""
+        with self.second_order.choosing():
+            found = self.proof.claim_score(-coefficients[0].numpy())
+        return found, (self.least + self.most) / 2
 
 
 def parallel_planes(x: Logits, k: int) -> tuple[tuple[float, float, float, float], Floats]:

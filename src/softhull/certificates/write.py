@@ -12,10 +12,11 @@ import numpy as np
 
 from ..checker.certificate import Certificate, Refused, write_certificate
 from ..checker.check import conclusion
+from ..checker.network import Product
 from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
 from .prover import Proof
-from .second_order import SecondOrder
+from .second_order import QuadraticRows, SecondOrder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,26 +94,25 @@ def score_certificate(
     score: str | Score = "nll",
     index: int | None = None,
 ) -> Certificate:
-    """A proof of a bound on the score of the mean probabilities, from the multipliers of the Lagrangian method."""
+    """A proof of a bound on the score of the mean probabilities.
+
+    Networks with products (attention) are bounded by second order, others by the multipliers of the Lagrangian method.
+    """
     import torch
 
-    from ..solve.dual import Dual
-    from ..solve.lagrangian import Lagrangian
-    from ..solve.layers import stack_networks
-    from ..solve.relaxation import relax
-    from ..solve.softmax import parse_bounds
-    from ..verify.scores import AffinePiece, find_score
-    from .ensemble import choices
+    from ..verify.scores import find_score
+    from .ensemble import LagrangianRows
 
     kind = find_score(score)
     proof = Proof(models, x, perturbation.eps, _norm(perturbation), perturbation.clip)
-    proof.prepare(proof.networks.logits, stops=True)
-    for output in proof.networks.probabilities:
-        proof.prepare_softmax(output.node, stops=True)
+    rows: QuadraticRows | LagrangianRows
+    if any(isinstance(node, Product) for node in proof.networks.nodes):
+        rows = QuadraticRows(proof, int(label))
+    else:
+        centre = torch.as_tensor(x, dtype=torch.float64).reshape(1, *networks[0].input_shape)
+        rows = LagrangianRows(proof, networks, perturbation.around(centre))
+    least, most = rows.least, rows.most
     y = torch.tensor([label])
-    region = perturbation.around(torch.as_tensor(x, dtype=torch.float64).reshape(1, *networks[0].input_shape))
-    relaxation = relax(stack_networks([n.graph for n in networks]), region, parse_bounds("all"))
-    least, most = relaxation.probabilities()
     worst = -math.inf
     # The most dangerous pieces first: those that stay below what is proved of them need no proof of their own.
     for piece in sorted(kind.pieces(y, least, most), key=lambda piece: -_reach(piece, least, most)):
@@ -121,12 +121,8 @@ def score_certificate(
         best = math.inf
         point = (least + most) / 2
         for _ in range(piece.rounds):
-            plane: AffinePiece = piece.tangent(point)
-            solution = Dual(stages=2).solve(relaxation, plane.coefficients)
-            point = solution.probabilities
-            whole = Lagrangian(relaxation, plane.coefficients)
-            proof.choose_first = choices(proof, relaxation, whole, solution.certificate)
-            lower = proof.claim_score(-plane.coefficients[0].numpy())
+            plane = piece.tangent(point)
+            lower, point = rows.claim(plane.coefficients)
             best = min(best, float(plane.offset[0]) - lower / len(models))
         worst = max(worst, best)
     bound = float(kind.from_badness(torch.tensor([worst], dtype=torch.float64))[0])
