@@ -142,16 +142,17 @@ def test_outward_rounding_leaves_no_violation_in_exact_arithmetic(name: str, lab
             assert not found.violations, found.wrong
 
 
-@pytest.mark.parametrize(("name", "label"), PAIRS)
+# The hull is a maximum over slopes found by root finding; its value is converged to a relative accuracy, except at
+# vertices of boxes wider than 600, where the sum of chords underflows and the bound is sound but not the hull.
+CONVERGED = [(name, label) for name, label in PAIRS if name not in ("hull", "best") or not too_wide(boxes()[label])]
+
+
+@pytest.mark.parametrize(("name", "label"), CONVERGED)
 def test_curvature_is_as_declared(name: str, label: str) -> None:
     case, rng = boxes()[label], np.random.default_rng(3)
-    # The hull is a maximum over slopes found by root finding; its value is converged to this relative accuracy, except
-    # at vertices of boxes wider than 600, where the sum of chords underflows and the bound is sound but not the hull.
     relative = 1e-7 if name in ("hull", "best") else 8 * np.finfo(float).eps
-    if name in ("hull", "best") and too_wide(case):
-        pytest.skip("not converged at vertices of boxes this wide")
     signs = {Curvature.CONVEX: (1,), Curvature.CONCAVE: (-1,), Curvature.AFFINE: (1, -1), Curvature.CONSTANT: (1, -1)}
-    points = case.points(rng, 6)
+    points = case.points(rng, 6 if case.size < 100 else 2)
     for x, y in zip(points[::2], points[1::2]):
         middle = np.where(np.isinf(x), x, 0.5 * np.where(np.isinf(x), 0, x) + 0.5 * np.where(np.isinf(y), 0, y))
         at = [softmax_bounds(z, case.lower, case.upper, name, differences=case.differences) for z in (x, middle, y)]
@@ -168,11 +169,17 @@ def test_curvature_is_as_declared(name: str, label: str) -> None:
                 assert (sign * (inner - 0.5 * (first + last)) <= relative * size + 1e-150).all()
 
 
-@pytest.mark.parametrize(("name", "label"), PAIRS)
+def every_gradient_is_finite(label: str) -> bool:
+    """In the widest boxes single gradients overflow, see steep planes."""
+    return boxes()[label].size <= 100 and boxes()[label].draw is None and "1000" not in label
+
+
+SMOOTH = [(name, label) for name, label in PAIRS if every_gradient_is_finite(label)]
+
+
+@pytest.mark.parametrize(("name", "label"), SMOOTH)
 def test_planes_are_the_tangents_of_the_functions(name: str, label: str) -> None:
     case, rng = boxes()[label], np.random.default_rng(4)
-    if case.size > 100 or case.draw is not None or "1000" in label:  # there single gradients overflow, see steep planes
-        pytest.skip("kept to boxes where every gradient is finite")
     x = case.lower + rng.uniform(0.2, 0.8, case.lower.shape) * (case.upper - case.lower)
     moving = case.upper - case.lower > 1e-9  # along a coordinate that cannot move every slope is right
     planes = softmax_planes(case.lower, case.upper, name, at=x)
