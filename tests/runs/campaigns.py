@@ -1,4 +1,4 @@
-"""Small networks, data and campaigns in a folder, and the command line on them in processes of their own."""
+"""Small networks, data and campaigns in a folder, and the command line on them, here or in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from click.testing import CliRunner, Result
+
+from softhull.cli.app import app
+from softhull.runs.campaign import load_campaign
+from softhull.runs.engine import Limits, conduct
+from softhull.runs.progress import Reporter
+from softhull.runs.single import InProcess
+from softhull.runs.store import Store
+from softhull.runs.worker import load_networks
 
 from ..formats.onnx_models import Builder
 
@@ -69,6 +78,21 @@ score = ["nll", "brier"]
     return path
 
 
+def call(*arguments: object) -> Result:
+    """The command line in this process: what is tested does not need another one to start."""
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def run_here(campaign: Path, store: Path, **limits: object) -> None:
+    """A campaign without the command line and without workers."""
+    plan = load_campaign(campaign)
+    load = load_networks(plan.models.__getitem__)
+    networks = {sha: load(sha) for sha in plan.models}
+    allowed = Limits(**({"batch": plan.run["batch"]} | limits))  # type: ignore[arg-type]
+    with Store.write(store, {"command": "run"}) as opened:
+        conduct(plan.works, opened, InProcess(networks), Reporter(), allowed)
+
+
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "softhull.cli", *map(str, arguments)]
 
@@ -97,10 +121,10 @@ def kill_group(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def one_line(done: Result | subprocess.CompletedProcess[str]) -> str:
     """The one line of an error that the command line reported."""
     lines = [line for line in done.stderr.splitlines() if line.startswith("softhull: ")]
-    assert done.returncode == 2, done.stderr
+    assert (done.exit_code if isinstance(done, Result) else done.returncode) == 2, done.stderr
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr
     return lines[0]

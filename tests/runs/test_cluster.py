@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .campaigns import one_line, run, start, write_campaign
+from .campaigns import one_line, run, run_here, start, write_campaign
 from .stores import answered, assert_complete, assert_equal
 
 pytest.importorskip("distributed")
@@ -71,7 +71,7 @@ def test_a_worker_killed_while_it_works(tmp_path: Path, cluster: tuple[str, list
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert_complete(store)
-    assert run("run", campaign, "--store", tmp_path / "local.db", "--executor", "local:1", "--quiet").returncode == 0
+    run_here(campaign, tmp_path / "local.db")
     assert_equal(store, tmp_path / "local.db")
 
 
