@@ -71,6 +71,7 @@ ask = "robustness"
 [[questions]]
 ask = "uncertainty"
 networks = "pair"
+methods = "dual"
 score = ["nll", "brier"]
 {extra}
 """

@@ -30,6 +30,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_question_may_name_its_methods(folder: Path) -> None:
+    campaign = folder / "campaign.toml"
+    assert len(load_campaign(campaign)) == 6 * 12
+    campaign.write_text(campaign.read_text().replace('methods = "dual"', ""))
+    tasks = [work.task for work in load_campaign(campaign).works]
+    assert [task.method_name for task in tasks if task.question == "robustness"] == ["linear"] * 2
+    assert sorted(task.method_name for task in tasks if task.question == "uncertainty") == ["dual"] * 4 + ["linear"] * 4
+
+
 def test_answers_do_not_depend_on_the_batches(folder: Path) -> None:
     run_here(folder / "campaign.toml", folder / "four.db", batch=4)
     run_here(folder / "campaign.toml", folder / "five.db", batch=5)
@@ -138,6 +147,9 @@ def test_compare_tells_what_one_bound_certifies_alone(folder: Path) -> None:
         (('ask = "robustness"', 'ask = "robustness"\nproperty = "any"'), "questions[0]: unknown property 'any'"),
         (('score = ["nll", "brier"]', 'score = "nil"'), "questions[1]: "),
         (('networks = "pair"', 'networks = "pears"'), "questions[1].networks: there is no 'pears'"),
+        (('methods = "dual"', 'methods = "duel"'), "questions[1].methods: there is no 'duel'; known: linear, dual"),
+        (('name = "dual"\nsteps = 20', 'name = "paper"'), "questions[1].methods: there is no 'dual'"),
+        (('"robustness"', '"robustness"\nmethods = "dual"'), "questions[0]: no method of those named"),
         (("batch = 4", "bach = 4"), "run.bach: unknown key"),
         (("[[methods]]", "[[methods"), "not a TOML file"),
     ],

@@ -220,10 +220,13 @@ class _Reader:
                     f"{place}.networks", f"robustness is asked of single networks, {ensembles[0]!r} is an ensemble"
                 )
             networks = [name for name in networks if name not in ensembles]
-        rest = {key: value for key, value in entry.items() if key not in ("ask", "networks", "data")}
-        chosen = list(self._methods(question, methods, used))
+        names = {name: name for _, given in methods for name in _listed(given["name"])}
+        wanted = self._chosen(f"{place}.methods", entry.get("methods"), names)
+        rest = {key: value for key, value in entry.items() if key not in ("ask", "networks", "data", "methods")}
+        chosen = list(self._methods(question, methods, wanted, used))
         if not chosen:
-            self.fail(place, f"no method of this campaign answers {question.name}; add one to [[methods]]")
+            named = "of those named " if "methods" in entry else ""
+            self.fail(place, f"no method {named}of this campaign answers {question.name}; add one to [[methods]]")
         for given in _expanded(rest, ("targets",)):
             with self._at(place):
                 keywords = question.keywords(given)
@@ -258,7 +261,7 @@ class _Reader:
         self.fail(place, "; ".join(refusals))
 
     def _methods(
-        self, question: Question, methods: list[tuple[str, dict[str, Any]]], used: set[str]
+        self, question: Question, methods: list[tuple[str, dict[str, Any]]], wanted: list[str], used: set[str]
     ) -> Iterator[tuple[str, Any, str]]:
         if not methods:
             yield question.method(None, None, {})
@@ -267,6 +270,8 @@ class _Reader:
                 name, bound = given.pop("name"), given.pop("bound", None)
                 if not isinstance(name, str) or not isinstance(bound, str | None):
                     self.fail(place, "'name' and 'bound' are words in quotes")
+                if name not in wanted:
+                    continue
                 try:
                     question.find(name)
                 except InvalidInput:
