@@ -1,0 +1,75 @@
+"""What certified scores ask of propagation: second order at any node, planes of a softmax tangent anywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from softhull.graph.builder import GraphBuilder
+from softhull.graph.ops.softmax import Softmax
+from softhull.propagate import softmax as softmaxes
+from softhull.propagate.crown import LinearBounds
+from softhull.propagate.methods import Linear, SecondOrder
+from softhull.propagate.optimize import optimized_lower
+from softhull.propagate.perturbation import Perturbation
+from softhull.propagate.second_order.specification import SecondOrderBounds
+from softhull.verify.ensemble import join
+from tests.propagate.checks import points_of
+from tests.propagate.networks import random_attention
+
+# What is checked is itself evaluated in floating point.
+ROUNDING = 1e-10
+
+
+def case(seed, norm=torch.inf):
+    rng = np.random.default_rng(seed)
+    ensemble = join([random_attention(rng, depth=1)], ["network"])
+    x = torch.from_numpy(rng.uniform(0, 1, size=(2, *ensemble.graph.input_shape)))
+    return ensemble, Perturbation(10 ** rng.uniform(-2.5, -0.5), norm).around(x)
+
+
+def assert_below(low, rows, node, graph, region, seed):
+    for x in points_of(region, seed, 45):
+        value = (rows * graph.values(x)[node]).flatten(1).sum(1)
+        assert bool((low <= value + ROUNDING * (1 + value.abs())).all())
+
+
+@pytest.mark.parametrize("norm", [torch.inf, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_second_order_bounds_logits_and_probabilities_of_one_graph(seed, norm):
+    ensemble, region = case(seed, norm)
+    second = SecondOrderBounds(LinearBounds(ensemble.graph, region, SecondOrder().linear))
+    rows = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    never = torch.full((2,), torch.inf, dtype=torch.float64)
+    for node in (*ensemble.logits, *ensemble.softmaxes):
+        for fitted in (False, True):
+            low = second.lower(rows, torch.arange(2), 6, never, fitted, index=node)
+            assert_below(low, rows, node, ensemble.graph, region, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_planes_touch_where_asked_and_are_never_mixed_with_those_of_another_anchor(seed):
+    ensemble, region = case(100 + seed)
+    graph, (index,), (logits,) = ensemble.graph, ensemble.softmaxes, ensemble.logits
+    bounds = LinearBounds(graph, region, Linear())
+    at = graph.values(region.sample(torch.Generator().manual_seed(seed)))[logits][:, None]
+    softmaxes.touch(bounds, index, at)
+    planes = softmaxes.row_planes(bounds, index)
+    assert torch.allclose(planes.at, at, atol=1e-12)
+    rows = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    assert_below(bounds.lower(index, rows[None])[0], rows, index, graph, region, seed)
+    never = torch.full((2,), torch.inf, dtype=torch.float64)
+    assert_below(optimized_lower(bounds, index, rows[None], 5, 0.3, never)[0], rows, index, graph, region, seed)
+
+
+def test_planes_of_long_rows_stay_where_they_are():
+    generator = torch.Generator().manual_seed(0)
+    b = GraphBuilder((1, 3))
+    weights = torch.randn(3, 200, generator=generator, dtype=torch.float64)
+    graph = b.finish(b.elementwise(Softmax(1), b.linear(-1, weights)))
+    region = Perturbation(0.1).around(torch.rand(1, 1, 3, generator=generator, dtype=torch.float64))
+    bounds = LinearBounds(graph, region, Linear())
+    before = softmaxes.row_planes(bounds, 1)
+    softmaxes.touch(bounds, 1, torch.zeros(1, 1, 200, dtype=torch.float64))
+    assert softmaxes.row_planes(bounds, 1) is before
