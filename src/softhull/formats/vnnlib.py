@@ -32,6 +32,8 @@ _TOKEN = re.compile(r";[^\n]*|[()]|[^\s();]+")
 _NUMBER = re.compile(r"[+-]?(\d{1,1200}(\.\d{0,1200})?|\.\d{1,1200})([eE][+-]?\d{1,3})?")
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})")
 
+_TYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}  # as the reference package and a file call them
+
 Expression = str | list["Expression"]
 Variable = tuple[str, int]  # ("X", 3)
 
@@ -48,12 +50,25 @@ class Disjunct:
 
 
 @dataclass(frozen=True)
+class Declared:
+    """A tensor as version 2 declares it: ``X float32 [1,5]``."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Specification:
-    """What a counterexample is: a point of any disjunct. Without one the property holds (``unsat``)."""
+    """What a counterexample is: a point of any disjunct. Without one the property holds (``unsat``).
+
+    ``declared``: input and output as version 2 names them, which a counterexample must repeat; None in version 1.
+    """
 
     inputs: int
     outputs: int
     disjuncts: tuple[Disjunct, ...]
+    declared: tuple[Declared, Declared] | None = None
 
 
 def load_vnnlib(path: str | Path) -> Specification:
@@ -135,6 +150,7 @@ class _Reader:
 
     count: dict[str, int] = field(default_factory=lambda: {"X": 0, "Y": 0})
     assertions: list[Expression] = field(default_factory=list)
+    declared: tuple[Declared, Declared] | None = None
 
 
 def _read_version_1(text: str) -> _Reader:
@@ -209,8 +225,12 @@ def _read_version_2(text: str) -> _Reader:
     networks = query.networks
     if len(networks) != 1 or len(networks[0].inputs) != 1 or len(networks[0].outputs) != 1:
         raise SpecificationError("only one network with one input and one output is supported")
-    shapes = {"X": tuple(networks[0].inputs[0].shape), "Y": tuple(networks[0].outputs[0].shape)}
-    reader = _Reader({kind: math.prod(shape) for kind, shape in shapes.items()})
+    x, y = (
+        Declared(str(item.name), _TYPES.get(item.dtype.name, "real"), tuple(item.shape))
+        for item in (networks[0].inputs[0], networks[0].outputs[0])
+    )
+    shapes = {"X": x.shape, "Y": y.shape}
+    reader = _Reader({kind: math.prod(shape) for kind, shape in shapes.items()}, declared=(x, y))
     if max(reader.count.values()) > MOST_VARIABLES:
         raise SpecificationError(f"more than {MOST_VARIABLES} variables")
     reader.assertions += [_rewritten(vnnlib, item.expr, shapes) for item in query.assertions]
@@ -402,7 +422,7 @@ def _specification(reader: _Reader) -> Specification:
         offset = np.array([row[1] for row in own], dtype=np.float64)
         strict = np.array([row[2] for row in own], dtype=bool)
         disjuncts.append(Disjunct(low, high, matrix, offset, strict))
-    return Specification(inputs, outputs, tuple(disjuncts))
+    return Specification(inputs, outputs, tuple(disjuncts), reader.declared)
 
 
 def _on_inputs(condition: Condition) -> bool:

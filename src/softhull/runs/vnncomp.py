@@ -89,7 +89,7 @@ def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: i
     found = verify_specification(network, specification, timeout=timeout, seed=seed, device=device, **chosen)
     result, witness, message = found.verdict, "", ""
     if found.witness is not None:
-        witness = write_witness(found.witness, network)
+        witness = write_witness(found.witness, network, specification)
         if not breaks(witness, network, specification):
             result, witness, message = "unknown", "", "a counterexample did not survive its replay"
     return Verdict(result, witness, prepared - began, time.monotonic() - prepared, message)
@@ -113,21 +113,32 @@ def result_lines(category: str, answers: Iterator[tuple[Instance, Verdict]]) -> 
         yield [category, instance.onnx, instance.vnnlib, *spent]
 
 
-def write_witness(x: np.ndarray, network: Network) -> str:
-    """Input and replayed output, every number with all its digits: ``((X_0 0.5) ... (Y_0 1.25))``."""
+def write_witness(x: np.ndarray, network: Network, specification: Specification) -> str:
+    """Input and replayed output, every number with all its digits, in the form that belongs to the property's version.
+
+    Version 1: ``((X_0 0.5) ... (Y_0 1.25))``; version 2: a header such as ``X float32 [1,5]``, then a number a line.
+    """
     point = np.asarray(x, dtype=network.input_dtype).reshape(-1)
     outputs = network.replay(point[None])[0].reshape(-1)
-    pairs = [f"(X_{i} {_number(value)})" for i, value in enumerate(point)]
-    pairs += [f"(Y_{i} {_number(value)})" for i, value in enumerate(outputs)]
-    return "(" + "\n".join(pairs) + ")"
+    if specification.declared is None:
+        pairs = [f"(X_{i} {_number(value)})" for i, value in enumerate(point)]
+        pairs += [f"(Y_{i} {_number(value)})" for i, value in enumerate(outputs)]
+        return "(" + "\n".join(pairs) + ")"
+    lines = []
+    for tensor, values in zip(specification.declared, (point, outputs)):
+        lines.append(f"{tensor.name} {tensor.type} [{','.join(map(str, tensor.shape))}]")
+        lines += [_number(value) for value in values]
+    return "\n".join(lines)
 
 
 def breaks(witness: str, network: Network, specification: Specification) -> bool:
     """Whether the input written in the text, replayed by onnxruntime, lies in the unsafe set."""
-    values = {(kind, int(place)): float(number) for kind, place, number in _PAIR.findall(witness)}
-    try:
-        point = np.array([values["X", i] for i in range(specification.inputs)])
-    except KeyError:
+    if specification.declared is None:
+        written = [number for kind, _, number in _PAIR.findall(witness) if kind == "X"]
+    else:
+        written = witness.splitlines()[1 : 1 + specification.inputs]
+    point = np.array([float(number) for number in written])
+    if len(point) != specification.inputs:
         return False
     x = point.astype(network.input_dtype)
     outputs = network.replay(x[None])[0].reshape(-1).astype(np.float64)
