@@ -14,11 +14,16 @@ T = TypeVar("T")
 
 
 def find_device(name: torch.device | str) -> torch.device:
-    """A device by its name; InvalidInput when double precision cannot be computed there and brought back."""
+    """A device by its name; InvalidInput when double precision cannot be computed there and brought back.
+
+    On a GPU products of single precision are no longer shortened to TF32, which no error model of ours covers.
+    """
     try:
         device = torch.device(name)
         if device.type != "cpu":
             torch.ones(1, dtype=torch.float64, device=device).cpu()
+        if device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as problem:
         reason = str(problem).strip().partition("\n")[0]
         raise InvalidInput(f"device {str(name)!r} cannot be used here: {reason}") from None
@@ -27,9 +32,7 @@ def find_device(name: torch.device | str) -> torch.device:
 
 def device_of(given: Any, name: torch.device | str | None) -> torch.device:
     """The device that is named, or else the one the given input is on: the processor unless it is a tensor."""
-    if name is not None:
-        return find_device(name)
-    return given.device if isinstance(given, Tensor) else torch.device("cpu")
+    return find_device(name or (given.device if isinstance(given, Tensor) else "cpu"))
 
 
 def moved(item: T, device: torch.device | str, dtype: torch.dtype | None = None) -> T:
