@@ -12,8 +12,8 @@ from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
 
 
-def random_attention(rng: np.random.Generator, depth: int | None = None) -> Graph:
-    """A few attention layers between a dense layer and a few logits."""
+def random_attention(rng: np.random.Generator, depth: int | None = None, skip: bool = False) -> Graph:
+    """A few attention layers between a dense layer and a few logits; ``skip``: these see the input, too."""
     tokens, heads, size = int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(1, 4))
     scale = float(10 ** rng.uniform(-1, 1))
     inputs, width = int(rng.integers(2, 7)), heads * size
@@ -33,6 +33,9 @@ def random_attention(rng: np.random.Generator, depth: int | None = None) -> Grap
         if rng.random() < 0.5:
             y = b.sum_of(x, y)
         x = b.elementwise(Relu(), y) if rng.random() < 0.5 else y
+    if skip:
+        x = b.sum_of(x, b.reshape(b.linear(-1, _normal(rng, inputs, tokens * width)), (tokens, width)))
+        x = b.product(x, b.elementwise(Relu(), x))
     flat = b.reshape(x, (1, tokens * width))
     return b.finish(b.scale(b.linear(flat, _normal(rng, tokens * width, 3)), 1.0, _normal(rng, 3)))
 

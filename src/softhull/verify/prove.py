@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from ..propagate.crown import LinearBounds, OutOfTime
 from ..propagate.methods import Auto, Linear, Method, Paper, SecondOrder
 from ..propagate.optimize import optimize_differences, optimized_lower
 from ..propagate.perturbation import Region
+from ..propagate.second_order.forward import TENSORS, NoAffineForms
 from ..propagate.second_order.specification import SecondOrderBounds
 from ..propagate.structure import Structure, pieces, positions
 from .unsafe import Unsafe
@@ -30,6 +32,7 @@ class Bracket:
     attack: Tensor  # [B], infinite where there was none
     worst: Tensor  # [B, *input_shape]
     stopped: str = ""  # "time" or "interrupt" when the work was cut short
+    notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ def _work(
                 LinearBounds(graph, region, method.linear, structure, effort.memory, effort.deadline), ~gained
             )
         return
+    if isinstance(method, SecondOrder):
+        work.note(range(region.size), "linear bounds only: the network has no products of variable tensors")
     plain = method if isinstance(method, Linear | Paper) else method.linear
     bounds = work.linear(plain)
     if plain.contract:
@@ -194,8 +199,11 @@ class _Work:
         for part in pieces(left, instances_together(bounds)):
             try:
                 second = SecondOrderBounds(bounds.take(part))
-            except (DomainError, NotImplementedError, torch.linalg.LinAlgError):
-                continue  # no affine forms for this network or region: the linear bounds stand
+            except (NoAffineForms, DomainError, torch.linalg.LinAlgError) as problem:
+                self.note(part.tolist(), f"linear bounds only: {' '.join(str(problem).split())}")
+                continue
+            if second.forms.forgotten:
+                self.note(part.tolist(), f"{second.forms.forgotten} products relaxed linearly to save memory")
             places = self._places(part)
             for _ in range(2):
                 row, instance = self._rows_among(places)
@@ -208,6 +216,9 @@ class _Work:
                 rest = ~worst & (places[instance] >= 0)
                 self._second_order_rows(second, row[rest], instance[rest], places, method)
         return self._worst() > before
+
+    def note(self, instances: Iterable[int], line: str) -> None:
+        self.found.notes |= dict.fromkeys(instances, line)
 
     def _second_order_rows(
         self, second: SecondOrderBounds, row: Tensor, instance: Tensor, places: Tensor, method: SecondOrder
@@ -252,7 +263,7 @@ class _Work:
 def instances_together(bounds: LinearBounds) -> int:
     """How many instances to hold affine forms of at once, with some ten tensors of slopes each."""
     slopes = math.prod(bounds.graph.input_shape) * bounds.structure.width(len(bounds.graph.nodes) - 1)
-    return max(1, (32 * bounds.memory) // (8 * 10 * slopes))
+    return max(1, (TENSORS * bounds.memory) // (8 * 10 * slopes))
 
 
 def _open(unsafe: Unsafe, found: Bracket) -> Tensor:

@@ -248,8 +248,9 @@ def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, u
     bound = float(best.min()) if len(best) else math.inf
     attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
     if bound > 0:
-        return Record(i, Verdict.CERTIFIED, label, bound, attack)
+        return Record(i, Verdict.CERTIFIED, label, bound, attack, message=bracket.notes.get(place, ""))
     message = {"": Verdict.UNKNOWN.advice, "time": _OUT_OF_TIME, "interrupt": _INTERRUPTED}[bracket.stopped]
+    message = "; ".join(filter(None, (message, bracket.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
         found = _replayed(case.network, case.graph, bracket.worst[place], region, unsafe, place, final)

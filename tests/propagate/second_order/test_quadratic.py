@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 import softhull
 from softhull.errors import InvalidInput
-from softhull.propagate.second_order.dual import cost, maximise
+from softhull.propagate.second_order.affine_form import Basis
+from softhull.propagate.second_order.blocks import BlockQuadratic
+from softhull.propagate.second_order.dual import bound, cost, maximise
 from softhull.propagate.second_order.low_rank import LowRankQuadratic
-from softhull.propagate.second_order.quadratic import quadratic_lower_bound
+from softhull.propagate.second_order.quadratic import DenseQuadratic, quadratic_lower_bound
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -158,6 +160,35 @@ def test_low_rank_agrees_with_dense(scale, dtype):
     assert bool((torch.linalg.eigvalsh(M) > 0).all())
     dual = -cost(d.double(), None) - (linear.double() * torch.linalg.solve(M, linear.double())).sum(-1) / 4
     assert bool((value.double() <= dual).all())
+
+
+@pytest.mark.parametrize("ball", [None, torch.arange(14) < 6])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 5.0])
+def test_blocks_agree_with_dense(scale, ball):
+    """Two bases over parts of the noise that overlap."""
+    rng = np.random.default_rng(7)
+    numbers = torch.arange(9), torch.tensor([0, 2, 5, 9, 10, 11, 12, 13])
+    maps = [torch.from_numpy(rng.normal(size=(10, 6, len(part)))) for part in numbers]
+    matrices = [scale * torch.from_numpy(rng.normal(size=(10, 6, 6))) / 30 for _ in numbers]
+    matrices = [(C + C.mT) / 2 for C in matrices]
+    matrices[1][:, 4:], matrices[1][..., 4:] = 0.0, 0.0  # entries without a part in the quadratic
+    linear = torch.from_numpy(rng.normal(size=(10, 14)))
+    problem = BlockQuadratic(linear, [Basis(u, part) for u, part in zip(maps, numbers)], matrices, ball)
+    value, d = bound(problem, 12, torch.full((10,), torch.inf, dtype=torch.float64))
+    B = torch.zeros(10, 14, 14, dtype=torch.float64)
+    for u, C, part in zip(maps, matrices, numbers):
+        B[:, part[:, None], part] += u.mT @ C @ u
+    points = torch.from_numpy(rng.uniform(-1, 1, size=(3000, 14)))
+    points[:1500] = points[:1500].sign()
+    if ball is not None:
+        points[:, ball] /= points[:, ball].norm(dim=1, keepdim=True)
+    assert bool((value[:, None] <= _values(linear, B, points)).all())
+    dense, _ = bound(DenseQuadratic(linear, B, ball), 12, torch.full((10,), torch.inf, dtype=torch.float64))
+    assert scale > 0.1 or bool((value >= 1.1 * dense).all())
+    M = torch.diag_embed(d) + B
+    assert bool((torch.linalg.eigvalsh(M) > 0).all())
+    dual = -cost(d, ball) - (linear * torch.linalg.solve(M, linear)).sum(-1) / 4
+    assert bool((value <= dual).all())
 
 
 def test_shapes_that_do_not_fit_are_refused():

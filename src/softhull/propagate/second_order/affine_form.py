@@ -2,7 +2,8 @@
 
 Two layers keep this small. The *noise* ``eps`` (n numbers in [-1, 1], the first of them the input's) is what bounds are
 taken over. The *basis* ``z = map @ eps`` (r numbers) is what forms are written in: where a network passes through a
-narrow layer, its few entries serve as basis, and all that follows is worked out in r dimensions instead of n.
+narrow layer, its few entries serve as basis, and all that follows is worked out in r dimensions instead of n. Where
+memory is short, noise of little effect is merged: what it adds to a basis entry becomes one fresh number of that entry.
 
 Centres and slopes are rounded; ``error`` is a running bound on what that, and nothing else, has cost an entry.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,9 +44,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class Basis:
-    """``z = map @ eps`` for every instance: ``map [B, r, n]``, or ``map [B, n]`` where it is diagonal."""
+    """``z = map @ eps`` for every instance: ``map [B, r, n]``, or ``map [B, n]`` where it is diagonal.
+
+    ``numbers [n]`` says which noise the columns stand for, the input's first; None: that of numbers 0 to n - 1.
+    """
 
     map: Tensor
+    numbers: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -55,13 +61,21 @@ class Basis:
         return self.map.shape[-1]
 
     @property
+    def bytes(self) -> int:
+        return self.map.nbytes
+
+    def numbered(self) -> Tensor:
+        """The numbers of the noise, whether they were written down or not."""
+        return torch.arange(self.noise, device=self.map.device) if self.numbers is None else self.numbers
+
+    @cached_property
     def reach(self) -> Tensor:
         """How large the basis entries may be: ``[B, r]``."""
         return self.map.abs() if self.map.ndim == 2 else self.map.abs().sum(-1)
 
-    @property
-    def dense(self) -> Tensor:
-        return torch.diag_embed(self.map) if self.map.ndim == 2 else self.map
+    def densified(self) -> Basis:
+        """The same with a map ``[B, r, n]``."""
+        return Basis(torch.diag_embed(self.map), self.numbers) if self.map.ndim == 2 else self
 
     def over_noise(self, slope: Tensor) -> Tensor:
         """Slopes ``[B or 1, entries, r']`` over the first r' of the basis as ``[B, entries, n]`` over the noise."""
@@ -71,22 +85,40 @@ class Basis:
         return torch.nn.functional.pad(slope * self.map[:, None, :r], (0, self.noise - r))
 
     def values(self, noise: Tensor) -> Tensor:
-        """The basis ``[B, r]`` for noise ``[B, n]``."""
+        """The basis ``[B, r]`` for all the noise there is, ``[B, N]``."""
+        noise = noise[:, : self.noise] if self.numbers is None else noise[:, self.numbers]
         return self.map * noise if self.map.ndim == 2 else (self.map @ noise[..., None])[..., 0]
 
-    def extended(self, count: int) -> Basis:
-        """``count`` fresh noise numbers, which are basis entries, too."""
+    def extended(self, count: int, first: int) -> Basis:
+        """``count`` fresh noise numbers, from ``first`` on, which are basis entries, too."""
+        numbers = self._followed_by(count, first)
         if self.map.ndim == 2:
-            return Basis(torch.cat((self.map, self.map.new_ones(len(self.map), count)), 1))
+            return Basis(torch.cat((self.map, self.map.new_ones(len(self.map), count)), 1), numbers)
         B, r, n = self.map.shape
         wide = self.map.new_zeros(B, r + count, n + count)
         wide[:, :r, :n] = self.map
         fresh = torch.arange(count, device=self.map.device)
         wide[:, r + fresh, n + fresh] = 1
-        return Basis(wide)
+        return Basis(wide, numbers)
+
+    def merged(self, kept: Tensor, first: int) -> Basis:
+        """The same basis with the noise outside the mask ``kept [n]`` merged: at most one fresh number, from ``first``
+        on, for every basis entry, as large as all that it stands for."""
+        radius = self.map[..., ~kept].abs().sum(-1) * (1 + share(self.noise, self.map.dtype))  # [B, r]
+        used = (radius != 0).any(0).nonzero()[:, 0]
+        own = torch.diag_embed(radius)[..., used]
+        numbers = Basis(self.map[..., kept], self.numbered()[kept])._followed_by(len(used), first)
+        return Basis(torch.cat((self.map[..., kept], own), -1), numbers)
+
+    def _followed_by(self, count: int, first: int) -> Tensor | None:
+        if self.numbers is None and first == self.noise:
+            return None
+        return torch.cat((self.numbered(), torch.arange(first, first + count, device=self.map.device)))
 
     def take(self, instances: Tensor) -> Basis:
-        return Basis(self.map[instances])
+        # One instance is shared, not copied: its map may be most of what is held.
+        found = self.map.expand(len(instances), *self.map.shape[1:]) if len(self.map) == 1 else self.map[instances]
+        return Basis(found, self.numbers)
 
 
 @dataclass(frozen=True)

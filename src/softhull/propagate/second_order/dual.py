@@ -45,11 +45,38 @@ class Problem(ABC):
 
     @abstractmethod
     def diagonal(self) -> Tensor:
-        """The diagonal of B."""
+        """The diagonal of B, or 0 where it is not worth the work; the signs at a corner and absolute sums use it."""
 
     @abstractmethod
     def row_sums(self) -> Tensor:
         """At least the row sums of ``|B|``."""
+
+    @property
+    @abstractmethod
+    def operations(self) -> int:
+        """How many roundings an entry of the row sums, or of the diagonal, may have seen."""
+
+    def absolute_sums(self) -> tuple[Tensor, Tensor]:
+        """All terms at their worst at once: ``-|l|_1 - sum_{i != j} |B_ij| - sum_i max(0, -B_ii)``, and multipliers.
+
+        With these, M is diagonally dominant. Noise in a ball counts with the norm of its linear part.
+        """
+        diagonal, linear = self.diagonal(), self.linear.abs()
+        sums = self.row_sums()
+        rows = sums - diagonal.abs() + (-diagonal).clamp(min=0)
+        rows = rows + 4 * rounding(sums, self.operations) * sums
+        ends, half = linear.sum(-1), linear / 2
+        if self.ball is not None and bool(self.ball.any()):
+            length = linear[..., self.ball].norm(dim=-1)
+            ends = length + linear[..., ~self.ball].sum(-1)
+            half = torch.where(self.ball, length[..., None] / 2, half)
+        # Half of the smallest number is zero, but multipliers must not be where there is anything to multiply.
+        least = torch.finfo(linear.dtype).tiny * (half + linear > 0).to(linear)
+        value = -(ends + rows.sum(-1))
+        value = value - 2 * rounding(value, linear.shape[-1] + 4) * value.abs() - 2 * least.sum(-1)
+        sound = value.isfinite()
+        value = torch.where(sound, value, torch.full_like(value, -math.inf))
+        return value, torch.where(sound[..., None], rows + half + least, torch.full_like(linear, math.inf))
 
     @abstractmethod
     def solve(self, d: Tensor) -> Solved:
@@ -66,6 +93,17 @@ def cost(d: Tensor, ball: Tensor | None) -> Tensor:
         return d.sum(-1)
     inside = d[..., ball]
     return d[..., ~ball].sum(-1) + torch.minimum(inside.sum(-1), inside.amax(-1))
+
+
+def bound(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The better of absolute sums and multipliers, and the multipliers; no more work than the target asks for."""
+    value, d = problem.absolute_sums()
+    active = (value.isfinite() & ~(value > target)).nonzero()[:, 0]
+    if steps and len(active) and problem.linear.shape[1]:
+        found, tried = maximise(problem.take(active), steps, target[active])
+        better = found > value[active]
+        value[active[better]], d[active[better]] = found[better], tried[better]
+    return value, d
 
 
 def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,3 +210,9 @@ def vertex_minimiser(problem: Problem, rounds: int = 4) -> tuple[Tensor, Tensor]
         best, best_Be = (torch.where(better[:, None], new, old) for new, old in ((e, best), (Be, best_Be)))
         best_value = torch.where(better, value, best_value)
     return best, best_Be
+
+
+def rounding(like: Tensor, n: int) -> float:
+    """``n u / (1 - n u)``: what n roundings can add up to."""
+    step = n * torch.finfo(like.dtype).eps / 2
+    return step / (1 - step) if step < 0.5 else math.inf

@@ -83,9 +83,8 @@ class FittedRows:
         fresh = R * m
         n = quadratic.linear.shape[1]
         quadratic.linear = torch.nn.functional.pad(quadratic.linear, (0, fresh))
-        mapping, matrix = quadratic.maps[number], quadratic.matrices[number]
-        wide = torch.nn.functional.pad(mapping, (0, n - mapping.shape[2]))
-        quadratic.maps[number] = Basis(wide).extended(fresh).map
+        matrix = quadratic.matrices[number]
+        quadratic.bases[number] = quadratic.bases[number].extended(fresh, n)
         size = matrix.shape[-1]
         matrix = torch.nn.functional.pad(matrix, (0, fresh, 0, fresh))
         y = self.slopes.new_zeros(P, fresh, size + fresh)

@@ -1,12 +1,21 @@
-"""Affine forms of the nodes of a graph, first to last: exact through affine operators, noise for every relaxation."""
+"""Affine forms of the nodes of a graph, first to last: exact through affine operators, noise for every relaxation.
+
+Forms grow with depth: every relaxation adds noise. What is held is kept within a number of bytes by three measures,
+the mildest first. Noise of little effect is merged, in every basis. The entries of all forms still needed become the
+basis, where they are few, and noise is merged again. The first products are forgotten: whoever meets them relaxes them
+linearly. All of it is sound; each is looser than the one before.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ...errors import SofthullError
 from ...graph.graph import Graph
 from ...graph.operator import Affine, Bilinear, Elementwise, Interval
 from ...graph.ops.matmul import MatMul
@@ -18,6 +27,13 @@ from .elementwise import parallel_band
 from .probabilities import affine_probabilities, tangent_directions
 from .remainders import Gauge
 from .scores import ProductScores, ScoreRows
+
+# Affine forms may take this many times what one coefficient tensor of the linear bounds may.
+TENSORS = 32
+
+
+class NoAffineForms(SofthullError):
+    """Second order says nothing about a network or region; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,38 +61,48 @@ class Factors:
 class Forms:
     """The affine forms that the products of a graph need, over the region of ``bounds``.
 
-    ``factors`` are the factors of every product, ``bases`` the bases they are written in. Score differences found on
-    the way are handed to ``bounds``, whose planes then are at least as good.
+    ``factors`` are the factors of the products (of all of them, if ``memory`` bytes suffice), ``bases`` the bases they
+    are written in, by number, over ``noise_count`` noise numbers. Score differences found on the way are handed to
+    ``bounds``, whose planes then are at least as good.
     """
 
-    def __init__(self, bounds: LinearBounds) -> None:
+    def __init__(self, bounds: LinearBounds, memory: int | None = None) -> None:
         self.bounds = bounds
         self.graph = bounds.graph
+        self.memory = TENSORS * bounds.memory if memory is None else memory
+        size = math.prod(self.graph.input_shape)
+        self._refuse_beyond(bounds.region.lower.element_size() * size * size, "the input")
         form, basis, self.noise = input_form(bounds.region)
-        self.bases = [basis]
+        self.noise_count = basis.noise
+        self.bases = {0: basis}
+        self.current = 0
         self.factors: dict[int, Factors] = {}
+        self.forgotten = 0  # products whose factors did not fit
         self.errors: dict[int, Tensor] = {}  # radii of the fresh noise of probabilities
         self.scores: dict[int, ScoreRows] = {}
         self._forms: dict[int, AffineForm] = {-1: form}
         self._gauge: Gauge | None = None
         self._metric: Tensor | None = None
         needed = needed_forms(self.graph)
+        last_use = last_uses(self.graph, needed)
         products = [i for i, node in enumerate(self.graph.nodes) if isinstance(node.operator, Bilinear)]
         for index in range(-1, max(products, default=-1)):
             bounds.check_time()
             if index >= 0 and index in needed:
-                self._forms[index] = self._rule(index)
+                node = self.graph.nodes[index]
+                entries = bounds.region.lower.element_size() * bounds.size * math.prod(node.shape)
+                self._refuse_beyond(entries * self.basis.size, node.label)
+                self._forms[index] = self.rule(index)
             if index in self._forms and is_bottleneck(self.graph, index):
-                self._rebase(index)
+                self._rebase([index])
             self._collect(index + 1)
+            self._forms = {i: form for i, form in self._forms.items() if last_use[i] > index}
+            self._fit()
+        self._renumber()
 
     @property
     def basis(self) -> Basis:
-        return self.bases[-1]
-
-    def known(self) -> list[int]:
-        """The nodes (-1 is the input) whose forms are at hand: those since the last change of basis."""
-        return list(self._forms)
+        return self.bases[self.current]
 
     def form(self, index: int) -> AffineForm:
         """The form of a node at hand."""
@@ -87,6 +113,93 @@ class Forms:
         form = self._forms[index]
         radius = self._radius(form) + share(4, form.centre.dtype) * form.centre.abs().nan_to_num(posinf=0.0)
         return form.centre - radius, form.centre + radius
+
+    # What is held
+
+    def held(self) -> int:
+        """The bytes of all slopes and maps that are kept."""
+        forms = [*self._forms.values(), *(form for found in self.factors.values() for form in (found.x, found.y))]
+        rows = self.scores.values()
+        metrics = [found.metric for found in self.factors.values() if found.metric is not None]
+        tensors = [*(form.slope for form in forms), *(t for row in rows for t in (row.slope, *row.remainder)), *metrics]
+        return sum(basis.bytes for basis in self.bases.values()) + _bytes(tensors)
+
+    def _refuse_beyond(self, size: int, where: str) -> None:
+        if size > self.memory:
+            raise NoAffineForms(f"affine forms of {where} take {size:,} bytes, more than the {self.memory:,} allowed")
+
+    def _fit(self) -> None:
+        """Reduce what is held to the memory allowed."""
+        self._release_bases()
+        if self.held() > self.memory:
+            self._merge_noise()
+        if self.held() > self.memory and self._forms:
+            self._narrow()
+        while self.held() > self.memory and self.factors:
+            self._forget(min(self.factors))
+        self._refuse_beyond(self.held(), "one layer")
+
+    def _narrow(self) -> None:
+        """The entries of all forms at hand as basis, where these then take less with the noise merged.
+
+        What is kept of earlier products stays as it is; what follows is worked out in fewer dimensions.
+        """
+
+        def at_hand() -> int:
+            return self.basis.bytes + _bytes(form.slope for form in self._forms.values())
+
+        before = self._forms, self.bases.copy(), self.current, self.noise_count, self._gauge, self._metric
+        most = at_hand()
+        self._rebase(list(self._forms))
+        self._release_bases()
+        self._merge_noise()
+        if at_hand() >= most:
+            self._forms, self.bases, self.current, self.noise_count, self._gauge, self._metric = before
+
+    def _release_bases(self) -> None:
+        """Drop the bases in which nothing is written any more."""
+        products, rows = self.factors.values(), self.scores.values()
+        used = {self.current, *(found.basis for found in products), *(found.basis for found in rows)}
+        self.bases = {number: basis for number, basis in self.bases.items() if number in used}
+
+    def _merge_noise(self) -> None:
+        """Merge the noise of least effect in every basis with more than its part of the memory, where that gains."""
+        allowed = self.memory // (2 * len(self.bases))
+        for number, basis in self.bases.items():
+            if basis.map.ndim == 2 or basis.bytes <= allowed:
+                continue
+            fitting = allowed // (basis.map.element_size() * len(basis.map) * basis.size)
+            effect = basis.map.abs().sum(1)
+            effect = (effect / effect.sum(-1, keepdim=True)).nan_to_num(0.0).sum(0)
+            effect[: self.noise.inputs] = math.inf
+            kept = torch.zeros_like(effect, dtype=torch.bool)
+            kept[effect.topk(min(basis.noise, max(self.noise.inputs, fitting - basis.size))).indices] = True
+            merged = basis.merged(kept, self.noise_count)
+            if merged.noise >= basis.noise:
+                continue
+            self.bases[number] = merged
+            self.noise_count += merged.noise - int(kept.sum())
+            if number == self.current:
+                self._gauge = None
+
+    def _forget(self, index: int) -> None:
+        """Leave a product, and the rows of probabilities before it, to linear relaxations."""
+        del self.factors[index]
+        self.forgotten += 1
+        self.scores = {i: rows for i, rows in self.scores.items() if i > index}
+        self._release_bases()
+
+    def _renumber(self) -> None:
+        """Count only the noise that bases still refer to."""
+        self._release_bases()
+        if all(basis.numbers is None for basis in self.bases.values()):
+            return
+        used = torch.cat([basis.numbered() for basis in self.bases.values()]).unique()
+        self.bases = {
+            number: replace(basis, numbers=torch.searchsorted(used, basis.numbered()))
+            for number, basis in self.bases.items()
+        }
+        self.noise_count = len(used)
 
     def _radius(self, form: AffineForm) -> Tensor:
         """How far an entry may be from its centre."""
@@ -101,7 +214,7 @@ class Forms:
         if not isinstance(node.operator, Bilinear):
             return
         x, y = (self._forms[i] for i in node.inputs)
-        self.factors[index] = Factors(x, y, len(self.bases) - 1)
+        self.factors[index] = Factors(x, y, self.current)
         if not isinstance(node.operator, MatMul):
             return
         structure = self.bounds.structure
@@ -115,7 +228,8 @@ class Forms:
                 self.factors[index] = replace(self.factors[index], kept=side, axis=axis, error=error, metric=metric)
                 return
 
-    def _rule(self, index: int) -> AffineForm:
+    def rule(self, index: int) -> AffineForm:
+        """The form of a node from those of its inputs, which are at hand."""
         node = self.graph.nodes[index]
         operator = node.operator
         if isinstance(operator, Affine):
@@ -126,7 +240,7 @@ class Forms:
             return self._product(index)
         if isinstance(operator, Softmax):
             return self._softmax(index)
-        raise NotImplementedError(f"no affine form for {operator.name} at {node.label}")
+        raise NoAffineForms(f"no affine form for {operator.name} at {node.label}")
 
     def _affine(self, operator: Affine, inputs: list[AffineForm]) -> AffineForm:
         r = max(form.slope.shape[1] for form in inputs)
@@ -162,15 +276,16 @@ class Forms:
         instance, entry = fresh.nonzero(as_tuple=True)
         number = fresh.cumsum(1)[instance, entry] - 1
         own[instance, number, entry] = flat[instance, entry]
-        self.bases[-1] = self.basis.extended(count)
+        self.bases[self.current] = self.basis.extended(count, self.noise_count)
+        self.noise_count += count
         self._gauge = None
         slope = torch.cat((slope.expand(B, *slope.shape[1:]), own.reshape(B, count, *radius.shape[1:])), 1)
         return AffineForm(centre, slope, error)
 
-    def _rebase(self, index: int) -> None:
-        """Let the entries of a node through which everything later passes be the basis, if they are fewer."""
-        form = self._forms[index]
-        mapping = form.noise_slope(self.basis)
+    def _rebase(self, nodes: list[int]) -> None:
+        """Let the entries of the nodes through which everything later passes be the basis, if they are fewer."""
+        forms = [self._forms[i] for i in nodes]
+        mapping = torch.cat([form.noise_slope(self.basis) for form in forms], 1)
         alive = (mapping != 0).any(-1)
         count = max(1, int(alive.sum(1).max()))
         if count >= self.basis.size:
@@ -182,10 +297,19 @@ class Forms:
         number = alive.cumsum(1)[instance, entry] - 1
         slope[instance, number, entry] = 1
         rows[instance, number] = mapping[instance, entry]
-        error = form.error + self._share(form.slope.shape[1] + 1) * form.spread(self.basis)
-        self.bases.append(Basis(rows))
+        slopes = slope.split([form.centre[0].numel() for form in forms], 2)
+        self._forms = {
+            i: AffineForm(
+                form.centre,
+                part.reshape(B, count, *form.centre.shape[1:]),
+                form.error + self._share(form.slope.shape[1] + 1) * form.spread(self.basis),
+            )
+            for i, form, part in zip(nodes, forms, slopes)
+        }
+        numbers = self.basis.numbers
+        self.current += 1
+        self.bases[self.current] = Basis(rows, numbers)
         self._gauge = self._metric = None
-        self._forms = {index: AffineForm(form.centre, slope.reshape(B, count, *form.centre.shape[1:]), error)}
 
     @property
     def gauge(self) -> Gauge:
@@ -344,6 +468,22 @@ def needed_forms(graph: Graph) -> set[int]:
         else:
             waiting.extend(node.inputs)
     return needed
+
+
+def last_uses(graph: Graph, needed: set[int]) -> dict[int, int]:
+    """The last node whose rule, or whose place among the products, asks for the form of a node (-1 is the input)."""
+    found = dict.fromkeys((-1, *needed), -1)
+    for index, node in enumerate(graph.nodes):
+        asked = node.inputs if index in needed or isinstance(node.operator, Bilinear) else ()
+        if index in needed and ProductScores.fits(graph, index):
+            asked = graph.nodes[node.inputs[0]].inputs
+        found |= dict.fromkeys(asked, index)
+    return found
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """What tensors take in memory; those that share it count once."""
+    return sum({(s := t.untyped_storage()).data_ptr(): s.nbytes() for t in tensors}.values())
 
 
 def is_bottleneck(graph: Graph, index: int) -> bool:

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .dual import Problem, Solved
-from .quadratic import dual_value, rounding
+from .dual import Problem, Solved, rounding
+from .quadratic import dual_value
 
 
 class LowRankQuadratic(Problem):
@@ -29,6 +29,10 @@ class LowRankQuadratic(Problem):
 
     def times(self, e: Tensor) -> Tensor:
         return _times(self.U, self.C, e)
+
+    @property
+    def operations(self) -> int:
+        return self.U.shape[-1] + 4 * self.C.shape[-1] + 4
 
     def diagonal(self) -> Tensor:
         return (self.U * (self.C @ self.U)).sum(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import InvalidInput
 from ...graph.broadcast import broadcast
-from .dual import Problem, Solved, cost, maximise
+from .dual import Problem, Solved, bound, cost, rounding
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,8 @@ def quadratic_lower_bound(l: Any, B: Any, ball: Any = None, *, steps: int = 12) 
         linear.expand(*leading, n).reshape(count, n), B.expand(*leading, n, n).reshape(count, n, n), ball
     )
     with torch.no_grad():
-        value, d = bound_dense(problem, steps, linear.new_full((count,), math.inf))
+        value, d = bound(problem, steps, linear.new_full((count,), math.inf))
     return QuadraticBound(value.reshape(leading), d.reshape(*leading, n))
-
-
-def bound_dense(problem: DenseQuadratic, steps: int, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The better of absolute sums and multipliers, and the multipliers; no more work than the target asks for."""
-    value, d = problem.absolute_sums()
-    active = (value.isfinite() & ~(value > target)).nonzero()[:, 0]
-    if steps and len(active) and problem.linear.shape[1]:
-        found, tried = maximise(problem.take(active), steps, target[active])
-        better = found > value[active]
-        value[active[better]], d[active[better]] = found[better], tried[better]
-    return value, d
 
 
 class DenseQuadratic(Problem):
@@ -82,30 +71,15 @@ class DenseQuadratic(Problem):
     def times(self, e: Tensor) -> Tensor:
         return (self.B @ e[..., None])[..., 0]
 
+    @property
+    def operations(self) -> int:
+        return self.B.shape[-1] + 2
+
     def diagonal(self) -> Tensor:
         return self.B.diagonal(dim1=-2, dim2=-1)
 
     def row_sums(self) -> Tensor:
         return self.B.abs().sum(-1)
-
-    def absolute_sums(self) -> tuple[Tensor, Tensor]:
-        """All terms at their worst at once: ``-|l|_1 - sum_{i != j} |B_ij| - sum_i max(0, -B_ii)``, and multipliers.
-
-        With these, M is diagonally dominant. Noise in a ball counts with the norm of its linear part.
-        """
-        diagonal, linear = self.diagonal(), self.linear.abs()
-        sums = self.row_sums()
-        rows = sums - diagonal.abs() + (-diagonal).clamp(min=0)
-        rows = rows + 4 * rounding(sums, self.B.shape[-1] + 2) * sums
-        ends = linear.sum(-1)
-        if self.ball is not None and bool(self.ball.any()):
-            within = linear[..., self.ball]
-            ends = torch.minimum(within.sum(-1), within.norm(dim=-1)) + linear[..., ~self.ball].sum(-1)
-        value = -(ends + rows.sum(-1))
-        value = value - 2 * rounding(value, linear.shape[-1] + 4) * value.abs()
-        sound = value.isfinite()
-        value = torch.where(sound, value, torch.full_like(value, -math.inf))
-        return value, torch.where(sound[..., None], rows + linear / 2, torch.full_like(linear, math.inf))
 
     def _shifted(self, d: Tensor) -> Tensor:
         """``diag(d) + B``; noise that enters nowhere gets a diagonal of its own, which is free."""
@@ -158,9 +132,3 @@ def dual_value(
     value = -(price + (main + charge) / 4)
     value = value - 8 * torch.finfo(linear.dtype).eps * (value.abs() + price + main.abs() + charge)
     return torch.where(value.isfinite(), value, torch.full_like(value, -math.inf))
-
-
-def rounding(like: Tensor, n: int) -> float:
-    """``n u / (1 - n u)``: what n roundings can add up to."""
-    step = n * torch.finfo(like.dtype).eps / 2
-    return step / (1 - step) if step < 0.5 else math.inf

@@ -19,7 +19,7 @@ class Gauge:
     """
 
     def __init__(self, basis: Basis, noise: Noise) -> None:
-        mapping = basis.dense
+        mapping = basis.densified().map
         weights = mapping.norm(dim=1)
         ball = noise.ball(weights.shape[-1], weights.device)
         if ball is not None:  # one multiplier for the whole ball

@@ -17,6 +17,8 @@ from ...graph.rounding import share
 if TYPE_CHECKING:
     from .forward import Forms
 
+_NEAR = 1 << 20  # numbers worked on at once
+
 
 @dataclass(frozen=True)
 class ScoreRows:
@@ -162,12 +164,15 @@ class ProductScores:
         if known is not None:
             lower, upper = torch.maximum(lower, known[0]), torch.minimum(upper, known[1])
         differences = torch.minimum(lower, upper), torch.maximum(lower, upper)
-        return ScoreRows(self.at, self.slope, remainder, differences, len(self.forms.bases) - 1)
+        return ScoreRows(self.at, self.slope, remainder, differences, self.forms.current)
 
     def _radius(self, directions: Tensor) -> Tensor:
-        slope = directions @ self.slope
-        over_noise = self.forms.basis.over_noise(slope.flatten(1, 2))
-        return self.forms.noise.radius(over_noise).unflatten(1, slope.shape[1:3])
+        """A few rows at once over the noise: with many directions that is less work than over the basis."""
+        B, rows, K, r = self.slope.shape
+        over_noise = self.forms.basis.over_noise(self.slope.reshape(B, rows * K, r)).unflatten(1, (rows, K))
+        together = max(1, _NEAR // (directions[:, 0].numel() // K * over_noise.shape[-1]))
+        parts = zip(directions.split(together, 1), over_noise.split(together, 1))
+        return torch.cat([self.forms.noise.radius(some @ slope) for some, slope in parts], 1)
 
     def combined(self, c: Tensor) -> tuple[Tensor, Interval]:
         """Slopes over the basis of ``c . (x - at)``, and the range of what they leave out."""

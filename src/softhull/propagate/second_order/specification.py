@@ -22,15 +22,17 @@ from .. import softmax as softmaxes
 from ..crown import LinearBounds
 from ..structure import pieces, positions
 from .affine_form import Basis, Noise, centre_and_radius
-from .dual import maximise, vertex_minimiser
+from .blocks import BlockQuadratic
+from .dual import bound, maximise, rounding, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
-from .quadratic import DenseQuadratic, bound_dense, rounding
+from .quadratic import DenseQuadratic
 from .row_fit import CELLS
 
 _NEAR = 1 << 22  # bytes
-_LARGE = 2000  # noise numbers
+_LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
+_FEW = 4  # steps on such a quadratic
 _FITS = 2  # fits of attention rows, each near the corner that was worst for the one before
 
 
@@ -200,18 +202,21 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     n = linear.shape[1]
     ball = noise.ball(n, linear.device)
     if not found.bases:
-        bound = found.constant - noise.radius(linear)
-        return torch.where(bound.isfinite(), bound, -math.inf)
+        low = found.constant - noise.radius(linear)
+        return torch.where(low.isfinite(), low, -math.inf)
     goal = target - found.constant
     if sum(basis.size for basis in found.bases) < 0.6 * n:
-        value, _ = maximise(LowRankQuadratic(linear, *found.joined(), ball), steps, goal)
-    else:
+        problem = LowRankQuadratic(linear, *found.joined(), ball)
+        # Cheap enough to look for multipliers even where absolute sums are a proof; the sums are left where those fail.
+        value = torch.maximum(maximise(problem, steps, goal)[0], problem.absolute_sums()[0])
+    elif n < _LARGE:
         B, lost = found.dense()
-        # One factorisation of a large matrix takes longer than all that it may gain is worth trying again for.
-        value, _ = bound_dense(DenseQuadratic(linear, B, ball), steps if n < _LARGE else 1, goal + lost)
+        value, _ = bound(DenseQuadratic(linear, B, ball), steps, goal + lost)
         value = value - lost
-    bound = found.constant + value
-    return torch.where(bound.isfinite(), bound, -math.inf)
+    else:
+        value, _ = bound(BlockQuadratic(linear, found.bases, found.matrices, ball), min(steps, _FEW), goal)
+    low = found.constant + value
+    return torch.where(low.isfinite(), low, -math.inf)
 
 
 class _Split:
