@@ -23,6 +23,7 @@ from softhull.verify.robustness import certified_radius, verify_specification
 
 from .propagate.networks import random_attention
 from .runs.campaigns import call, one_line, run, write_campaign
+from .runs.test_full_disk import known
 from .solve.ensembles import random_graph
 from .verify.test_robustness import _specification
 
@@ -218,6 +219,19 @@ def test_workers_compute_on_the_device_and_the_store_knows_the_answers_anywhere(
         assert row.bound is None or row.bound == pytest.approx(same[key].bound, rel=1e-9)
     # What was found on one device is not computed again on another.
     assert '"answered"' not in call("run", campaign, "--store", there, "--device", "cpu", "--json", "-").stdout
+
+
+@pytest.mark.slow
+def test_workers_elsewhere_say_themselves_that_they_lack_the_device(tmp_path: Path) -> None:
+    campaign = write_campaign(tmp_path, 1)
+    with pytest.importorskip("distributed").LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
+        arguments = ("--store", tmp_path / "runs.db", "--executor", f"dask:{cluster.scheduler_address}")
+        said = one_line(run("run", campaign, *arguments, "--device", "meta"))
+    assert "a worker of tcp://" in said
+    assert "device 'meta' cannot be used here" in said
+    assert not known(tmp_path / "runs.db")
 
 
 @pytest.mark.parametrize("name", ["toaster", "meta"])

@@ -86,7 +86,7 @@ def command(
     limits = Limits(options["timeout"], options["budget"], each, options["batch"], place, retry_errors)
     home = Path(campaign).parent / options["store"] if store is None else Path(options["store"])
     with Store.write(home, {"command": "run", "campaign": str(Path(campaign).absolute()), **options}) as opened:
-        team = choice.start(plan.models, each, place)
+        team = choice.start(plan.models, each)
         stream = _stream(events)
         try:
             why, _ = conduct(plan.works, opened, team, find_reporter(quiet, stream), limits)

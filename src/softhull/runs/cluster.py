@@ -27,26 +27,25 @@ class Networks(WorkerPlugin):
 
     name = _PLUGIN
 
-    def __init__(self, models: Mapping[str, ModelFile], device: str) -> None:
+    def __init__(self, models: Mapping[str, ModelFile]) -> None:
         self.models = dict(models)
-        self.device = device
 
     def setup(self, worker: Any) -> None:
         import torch
-
-        from ..devices import find_device
 
         torch.set_num_threads(1)
         self.load = load_networks(self.models.__getitem__)
         # Two batches at once in one process would share the processor time each is charged for.
         self.alone = threading.Lock()
-        find_device(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"models": self.models, "device": self.device}
+        return {"models": self.models}
 
 
 def _answer(batch: Batch) -> Outcome:
+    from ..devices import find_device
+
+    find_device(batch.device)  # a worker without it ends the run: its instances are not to blame
     plugin: Any = get_worker().plugins[_PLUGIN]
     with plugin.alone:
         return answer_batch(batch, plugin.load)
@@ -55,7 +54,7 @@ def _answer(batch: Batch) -> Outcome:
 class DaskExecutor:
     """The workers of the scheduler at ``address``, or of a cluster of ``workers`` processes on this machine."""
 
-    def __init__(self, address: str | None, models: Mapping[str, ModelFile], workers: int, device: str) -> None:
+    def __init__(self, address: str | None, models: Mapping[str, ModelFile], workers: int) -> None:
         self._cluster = None
         if address is None:
             self._cluster = LocalCluster(
@@ -71,11 +70,7 @@ class DaskExecutor:
             raise SofthullError(f"no Dask scheduler answers at {address}: {problem}") from None
         self._futures: dict[Any, tuple[int, Future]] = {}
         self._address = str(self._client.scheduler_info()["address"])
-        try:
-            self._client.register_plugin(Networks(models, device))
-        except SofthullError:  # a worker without the device
-            self.close()
-            raise
+        self._client.register_plugin(Networks(models))
         self._finished: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._seen = time.monotonic()
         self._looked = 0.0
@@ -117,6 +112,8 @@ class DaskExecutor:
             return Lost(number, "the workers that had it ended one after the other; memory may be short")
         if future.status in ("cancelled", "lost"):
             return Lost(number, "the scheduler lost it")
+        if isinstance(problem, SofthullError):
+            raise SofthullError(f"a worker of {self._address}: {problem}")
         raise SofthullError(
             f"a worker of {self._address} failed: {problem!r}; is softhull {__version__} installed there?"
         )

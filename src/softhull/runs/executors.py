@@ -18,7 +18,7 @@ class Choice:
 
     workers: int
     here: bool  # its workers are processes of this machine
-    start: Callable[[Mapping[str, ModelFile], int | None, str], Executor]  # networks, bytes a worker, device
+    start: Callable[[Mapping[str, ModelFile], int | None], Executor]  # networks, bytes a worker
 
 
 def find_executor(name: str) -> Choice:
@@ -28,18 +28,18 @@ def find_executor(name: str) -> Choice:
         if rest and not (rest.isdecimal() and int(rest) > 0):
             raise InvalidInput(f"--executor {name}: the number of processes must be at least 1, for example local:4")
         workers = int(rest) if rest else available_cores()
-        return Choice(workers, True, lambda models, memory, device: LocalExecutor(workers, models, memory))
+        return Choice(workers, True, lambda models, memory: LocalExecutor(workers, models, memory))
     if kind == "dask":
         each = 1 if rest else available_cores()
-        return Choice(each, not rest, lambda models, memory, device: _dask(rest or None, models, device))
+        return Choice(each, not rest, lambda models, memory: _dask(rest or None, models))
     raise InvalidInput(f"--executor {name}: write local, local:N, dask or dask:ADDRESS")
 
 
-def _dask(address: str | None, models: Mapping[str, ModelFile], device: str) -> Executor:
+def _dask(address: str | None, models: Mapping[str, ModelFile]) -> Executor:
     try:
         from .cluster import DaskExecutor
     except ModuleNotFoundError as missing:
         raise MissingExtra(
             f"--executor dask needs {missing.name}; install it with: pip install 'softhull[dask]'"
         ) from None
-    return DaskExecutor(address, models, available_cores(), device)
+    return DaskExecutor(address, models, available_cores())
