@@ -24,6 +24,7 @@ from softhull.verify.robustness import certified_radius, verify_specification
 from .propagate.networks import random_attention
 from .runs.campaigns import call, one_line, run, write_campaign
 from .runs.test_full_disk import known
+from .runs.test_witnesses import FIRST
 from .solve.ensembles import random_graph
 from .verify.test_robustness import _specification
 
@@ -195,6 +196,11 @@ def test_commands_take_a_device(tmp_path: Path) -> None:
             assert done.exit_code == 0, done.output
             assert "error" not in done.output
     assert call("verify", networks[0], *data, "--radius", "--device", DEVICE).exit_code == 0
+    box = "".join(f"(assert (>= X_{i} 0.1)) (assert (<= X_{i} 0.2))" for i in range(4))
+    (tmp_path / "never.vnnlib").write_text(FIRST.format(box, "-100.0"))
+    asked = networks[0], tmp_path / "never.vnnlib"
+    assert call("verify", asked[0], "--vnnlib", asked[1], "--device", DEVICE).stdout == "unsat\n"
+    assert call("vnncomp", *asked, tmp_path / "out.txt", "--timeout", 60, "--device", DEVICE).stdout == "unsat\n"
 
 
 @pytest.mark.slow
