@@ -40,8 +40,8 @@ def attention(rng):
 
 
 def feedforward(rng):
-    b = GraphBuilder((1, INPUTS))
-    x = b.elementwise(Relu(), b.linear(-1, torch.from_numpy(rng.normal(size=(INPUTS, 5)))))
+    b = GraphBuilder((2, 2))
+    x = b.elementwise(Relu(), b.linear(b.reshape(-1, (1, INPUTS)), torch.from_numpy(rng.normal(size=(INPUTS, 5)))))
     return b.finish(b.elementwise(Softmax(1), b.linear(x, torch.from_numpy(rng.normal(size=(5, 3))))))
 
 
@@ -85,7 +85,7 @@ def test_no_point_of_a_ball_is_worse_than_certified(seed, norm):
 
 
 @pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("seed", range(max(1, NETWORKS // 4)))
+@pytest.mark.parametrize("seed", range(max(2, NETWORKS // 4)))
 def test_ensembles_share_the_input_or_do_not(seed, separate):
     """Two networks with attention and one without: the mean of three has no exact third anywhere."""
     rng = np.random.default_rng(6000 + seed)

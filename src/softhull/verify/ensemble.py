@@ -10,6 +10,7 @@ import torch
 
 from ..graph.builder import GraphBuilder
 from ..graph.graph import Graph
+from ..graph.operator import Shape
 from ..graph.ops.softmax import Softmax
 from ..propagate.structure import Structure
 from ..solve.layers import agree, logits_node
@@ -19,11 +20,18 @@ from ..solve.layers import agree, logits_node
 class Ensemble:
     """``graph`` maps inputs to the sum of the class probabilities ``[K]`` of all networks, ``softmaxes`` its terms.
 
-    The sum and not the mean: there is no exact third among the coefficients of a graph.
+    The sum and not the mean: there is no exact third among the coefficients of a graph. ``members`` are the networks
+    alone, where there are several.
     """
 
     graph: Graph
     softmaxes: tuple[int, ...]
+    members: tuple[Ensemble, ...] = ()
+
+    @property
+    def alone(self) -> tuple[Ensemble, ...]:
+        """Every network as an ensemble of one."""
+        return self.members or (self,)
 
     @property
     def networks(self) -> int:
@@ -43,14 +51,15 @@ class Ensemble:
         return Structure(self.graph)
 
     def to(self, device: torch.device) -> Ensemble:
-        return Ensemble(self.graph.to(torch.float64, device), self.softmaxes)
+        members = tuple(member.to(device) for member in self.members)
+        return Ensemble(self.graph.to(torch.float64, device), self.softmaxes, members)
 
 
-def join(graphs: Sequence[Graph], labels: Sequence[str]) -> Ensemble:
-    """One graph for all networks; a final softmax is theirs or added."""
+def join(graphs: Sequence[Graph], labels: Sequence[str], input_shape: Shape | None = None) -> Ensemble:
+    """One graph for all networks, whose input has the shape of the first one; a final softmax is theirs or added."""
     ends = [logits_node(graph, label) for graph, label in zip(graphs, labels)]
     classes = agree(graphs, ends, labels)
-    builder = GraphBuilder(graphs[0].input_shape)
+    builder = GraphBuilder(input_shape or graphs[0].input_shape)
     logits = []
     for graph, end in zip(graphs, ends):
         position = {-1: builder.reshape(-1, graph.input_shape)}
@@ -63,4 +72,5 @@ def join(graphs: Sequence[Graph], labels: Sequence[str]) -> Ensemble:
     total = softmaxes[0]
     for p in softmaxes[1:]:
         total = builder.sum_of(total, p)
-    return Ensemble(Graph(builder.input_shape, tuple(builder.nodes)), softmaxes)
+    alone = [join([graph], [label], builder.input_shape) for graph, label in zip(graphs, labels) if len(graphs) > 1]
+    return Ensemble(Graph(builder.input_shape, tuple(builder.nodes)), softmaxes, tuple(alone))

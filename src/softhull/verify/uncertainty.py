@@ -208,8 +208,7 @@ def _solver(networks: Networks, method: Any, bound: str, separate: bool, roundin
             raise InvalidInput(f"bound {bound!r}: networks with attention take one bound for both sides, such as hull")
         method = replace(method, bound=softmax.lower[0])
     whole = join(graphs, labels)
-    alone = [join([graph], [label]) for graph, label in zip(graphs, labels)] if separate else [whole]
-    return ByWalks(alone, replace(method, rounding=rounding))
+    return ByWalks(whole.alone if separate else (whole,), replace(method, rounding=rounding))
 
 
 def _inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:

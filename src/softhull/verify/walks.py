@@ -21,7 +21,8 @@ from ..propagate.crown import LinearBounds
 from ..propagate.methods import Linear, SecondOrder
 from ..propagate.optimize import optimize_differences, optimized_lower
 from ..propagate.perturbation import Region
-from ..propagate.second_order.specification import SecondOrderBounds
+from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
+from ..propagate.second_order.sums import sum_of
 from ..solve.solution import Solution, simplex_bound
 from .ensemble import Ensemble
 
@@ -85,13 +86,7 @@ class Walks(Simplex):
                 bounds.differences(index)
             if method.optimize:
                 optimize_differences(bounds, max(1, method.optimize // 2), method.learning_rate)
-        self._touch()
-
-    def _touch(self) -> None:
-        for ensemble, bounds in zip(self.ensembles, self.bounds):
-            values = ensemble.graph.values(self.worst)
-            for index, logits in zip(ensemble.softmaxes, ensemble.logits):
-                softmaxes.touch(bounds, index, (self.worst if logits < 0 else values[logits])[:, None])
+            _touch(ensemble, bounds, worst)
 
     def probabilities(self) -> Interval:
         ends = [bounds.interval(i) for e, bounds in zip(self.ensembles, self.bounds) for i in e.softmaxes]
@@ -132,50 +127,77 @@ class SecondOrderWalks(Walks):
         self.ensembles, self.networks, self.worst = first.ensembles, first.networks, first.worst
         self.method, self.bounds = first.method, first.bounds
         self.second_order = method
-        self.second = [_second(bounds) for bounds in self.bounds]
         pairs = _pairs_that_matter(classes, self.probabilities()[1])
-        for ensemble, second in zip(self.ensembles, self.second):
-            if second is not None:
-                self._tighten(ensemble, second, pairs)
-        self._touch()
+        # Networks alone pass through narrow layers that all of them together do not.
+        self.second = [
+            [self._member(ensemble, bounds, place, pairs) for place in range(ensemble.networks)]
+            for ensemble, bounds in zip(self.ensembles, self.bounds)
+        ]
+        for ensemble, bounds in zip(self.ensembles, self.bounds):
+            _touch(ensemble, bounds, self.worst)
 
-    def _tighten(self, ensemble: Ensemble, second: SecondOrderBounds, pairs: Tensor) -> None:
-        """Lower bounds on logit j less logit k for all pairs j, k of the mask."""
-        bounds = second.bounds
+    def _member(self, whole: Ensemble, shared: LinearBounds, place: int, pairs: Tensor) -> SecondOrderBounds | None:
+        """Second order for one network of an ensemble, and for all of them the differences of its logits.
+
+        None where there are no affine forms for the network or region: the linear bounds stand.
+        """
+        member, bounds = whole.alone[place], shared
+        if whole.members:
+            bounds = LinearBounds(member.graph, shared.region, self.method, member.structure, MEMORY, shared.deadline)
+            bounds.prepare(len(member.graph.nodes) - 1)
+        try:
+            second = SecondOrderBounds(bounds)
+        except (SofthullError, torch.linalg.LinAlgError):
+            return None
+        (index,), (logits,) = member.softmaxes, member.logits
+        known = bounds.differences(index)
+        if known is not None and logits >= 0:
+            better = self._differences(second, logits, known, pairs)
+            _renew(bounds, index, better)
+            if whole.members:
+                _renew(shared, whole.softmaxes[place], better)
+        _touch(member, bounds, self.worst)
+        return second
+
+    def _differences(self, second: SecondOrderBounds, logits: int, known: Interval, pairs: Tensor) -> Interval:
+        """What is known of differences of logits, met with second order on logit j less logit k for all pairs j, k."""
         instance, j, k = pairs.nonzero(as_tuple=True)
-        rows = torch.zeros(len(instance), ensemble.classes, dtype=self.at.dtype, device=self.at.device)
+        rows = torch.zeros(len(instance), pairs.shape[1], dtype=self.at.dtype, device=self.at.device)
         rows.scatter_(1, j[:, None], 1.0).scatter_(1, k[:, None], -1.0)
         never = torch.full_like(rows[:, 0], math.inf)
-        better = {}
-        for index, logits in zip(ensemble.softmaxes, ensemble.logits):
-            known = bounds.differences(index)
-            if known is None or logits < 0:
-                continue
-            least, most = known[0].clone(), known[1].clone()
-            apart = second.lower(rows, instance, min(STEPS, self.second_order.steps), never, index=logits)
-            least[instance, 0, j, k] = torch.maximum(least[instance, 0, j, k], apart)
-            most[instance, 0, k, j] = torch.minimum(most[instance, 0, k, j], -apart)
-            better[index] = least, most
-        bounds.renew_after(ensemble.softmaxes[0])
-        bounds.known_differences |= better
+        apart = second.lower(rows, instance, min(STEPS, self.second_order.steps), never, index=logits)
+        least, most = known[0].clone(), known[1].clone()
+        least[instance, 0, j, k] = torch.maximum(least[instance, 0, j, k], apart)
+        most[instance, 0, k, j] = torch.minimum(most[instance, 0, k, j], -apart)
+        return least, most
 
     def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
         low = super()._lower(number, rows, instances)
-        second = self.second[number]
-        if second is None:
+        found = [second for second in self.second[number] if second is not None]
+        if len(found) < len(self.second[number]):
             return low
-        never = torch.full_like(low, math.inf)
+        never, steps = torch.full_like(low, math.inf), self.second_order.steps
+        if len(found) > 1:
+            noise = found[0].forms.noise
+            total = sum_of([second.quadratic(rows, instances) for second in found], noise.inputs)
+            return torch.maximum(low, bound_quadratic(total, noise, steps, never))
         for fitted in (False, True) if self.second_order.row_fit else (False,):
-            low = torch.maximum(low, second.lower(rows, instances, self.second_order.steps, never, fitted))
+            low = torch.maximum(low, found[0].lower(rows, instances, steps, never, fitted))
         return low
 
 
-def _second(bounds: LinearBounds) -> SecondOrderBounds | None:
-    """None where there are no affine forms for a network or region: the linear bounds stand."""
-    try:
-        return SecondOrderBounds(bounds)
-    except (SofthullError, NotImplementedError, torch.linalg.LinAlgError):
-        return None
+def _touch(ensemble: Ensemble, bounds: LinearBounds, x: Tensor) -> None:
+    """Planes of every final softmax that are tangent at the logits of some inputs."""
+    values = ensemble.graph.values(x)
+    for index, logits in zip(ensemble.softmaxes, ensemble.logits):
+        softmaxes.touch(bounds, index, (x if logits < 0 else values[logits])[:, None])
+
+
+def _renew(bounds: LinearBounds, index: int, differences: Interval) -> None:
+    """Let everything after a softmax be found again from better differences; other softmaxes keep theirs."""
+    known = dict(bounds.known_differences)
+    bounds.renew_after(index)
+    bounds.known_differences |= known | {index: differences}
 
 
 def mean_probabilities(ensembles: Sequence[Ensemble], x: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear, SecondOrder
 from softhull.propagate.optimize import optimized_lower
 from softhull.propagate.perturbation import Perturbation
-from softhull.propagate.second_order.specification import SecondOrderBounds
+from softhull.propagate.second_order.specification import SecondOrderBounds, bound_quadratic
+from softhull.propagate.second_order.sums import sum_of
 from softhull.verify.ensemble import join
 from tests.propagate.checks import points_of
 from tests.propagate.networks import random_attention
@@ -46,6 +47,29 @@ def test_second_order_bounds_logits_and_probabilities_of_one_graph(seed, norm):
         for fitted in (False, True):
             low = second.lower(rows, torch.arange(2), 6, never, fitted, index=node)
             assert_below(low, rows, node, ensemble.graph, region, seed)
+
+
+@pytest.mark.parametrize("norm", [torch.inf, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_quadratics_of_networks_that_share_their_input_add_up(seed, norm):
+    """The sum is below that of the networks everywhere, and no looser than inputs of their own would make it."""
+    rng = np.random.default_rng(200 + seed)
+    graphs = [random_attention(rng, depth=1) for _ in range(12)]
+    size = graphs[0].input_shape
+    graphs = [graph for graph in graphs if graph.input_shape == size][:3]
+    assert len(graphs) > 1
+    x = torch.from_numpy(rng.uniform(0, 1, size=(2, *size)))
+    region = Perturbation(10 ** rng.uniform(-2.5, -1), norm).around(x)
+    seconds = [SecondOrderBounds(LinearBounds(graph, region, SecondOrder().linear)) for graph in graphs]
+    rows = torch.from_numpy(rng.normal(size=(2, *graphs[0].output_shape)))
+    never, both, noise = torch.full((2,), torch.inf, dtype=torch.float64), torch.arange(2), seconds[0].forms.noise
+    parts = [second.quadratic(rows, both) for second in seconds]
+    low = bound_quadratic(sum_of(parts, noise.inputs), noise, 12, never)
+    for point in points_of(region, seed, 45):
+        value = torch.stack([(rows * graph(point)).flatten(1).sum(1) for graph in graphs]).sum(0)
+        assert bool((low <= value + ROUNDING * (1 + value.abs())).all())
+    apart = torch.stack([bound_quadratic(part, noise, 12, never) for part in parts]).sum(0)
+    assert bool((low > apart - 0.02 * (1 + apart.abs())).all())  # up to where the searches for multipliers end
 
 
 @pytest.mark.parametrize("seed", range(4))
