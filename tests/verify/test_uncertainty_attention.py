@@ -8,15 +8,18 @@ import os
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 import softhull
 from softhull.attack.score import ScoreAttack
+from softhull.cli.app import app
 from softhull.errors import InvalidInput, ModelError
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.methods import Auto, Linear, SecondOrder
 from softhull.propagate.perturbation import Perturbation
+from softhull.propagate.second_order.forward import NoAffineForms
 from softhull.runs.questions import find_question
 from softhull.verify.scores import SCORES, find_score
 from softhull.verify.uncertainty import verify_uncertainty
@@ -156,6 +159,32 @@ def test_out_of_time_leaves_what_holds_for_any_distribution(score, bound):
     found = verify_uncertainty(graph, x, label, Perturbation(0.1), score, timeout=0.0)
     np.testing.assert_allclose(found.column("bound"), bound)
     assert all("time limit" in record.message for record in found.records)
+
+
+def test_a_record_says_where_second_order_did_not_apply(monkeypatch):
+    def refuse(bounds):
+        raise NoAffineForms("too many inputs")
+
+    monkeypatch.setattr("softhull.verify.walks.SecondOrderBounds", refuse)
+    rng = np.random.default_rng(15)
+    graph, (x, label) = attention(rng), instances(rng)
+    asked = (graph, x, label, Perturbation(0.05), "nll")
+    plain, left = (
+        verify_uncertainty(*asked, method, attack=QUICK) for method in (SecondOrder().linear, "second-order")
+    )
+    np.testing.assert_array_equal(left.column("bound"), plain.column("bound"))
+    assert all(record.message == "linear bounds only: too many inputs" for record in left.records)
+
+
+def test_the_command_answers_for_attention_by_default():
+    given = [softhull.bundled("digits-attention.onnx"), "--data", softhull.bundled("digits.npz"), "--eps", "0.03"]
+    given += ["--clip", "0", "1", "--indices", "0:1"]
+    result = CliRunner().invoke(app, ["uncertainty", *map(str, given)])
+    assert result.exit_code == 0
+    assert "nll of 1 instances: certified at most" in result.output
+    refused = CliRunner().invoke(app, ["uncertainty", *map(str, given), "--method", "lp"])
+    assert refused.exit_code == 2
+    assert "this method takes feedforward and convolutional networks" in refused.output
 
 
 def test_many_instances_are_worked_on_in_parts(monkeypatch):

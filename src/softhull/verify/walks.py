@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -127,6 +128,7 @@ class SecondOrderWalks(Walks):
         self.ensembles, self.networks, self.worst = first.ensembles, first.networks, first.worst
         self.method, self.bounds = first.method, first.bounds
         self.second_order = method
+        self.note = ""  # what of the method could not be used
         pairs = _pairs_that_matter(classes, self.probabilities()[1])
         # Networks alone pass through narrow layers that all of them together do not.
         self.second = [
@@ -147,8 +149,11 @@ class SecondOrderWalks(Walks):
             bounds.prepare(len(member.graph.nodes) - 1)
         try:
             second = SecondOrderBounds(bounds)
-        except (SofthullError, torch.linalg.LinAlgError):
+        except (SofthullError, torch.linalg.LinAlgError) as problem:
+            self.note = f"linear bounds only: {' '.join(str(problem).split())}"
             return None
+        if second.forms.forgotten:
+            self.note = f"{second.forms.forgotten} products relaxed linearly to save memory"
         (index,), (logits,) = member.softmaxes, member.logits
         known = bounds.differences(index)
         if known is not None and logits >= 0:
@@ -170,6 +175,10 @@ class SecondOrderWalks(Walks):
         least[instance, 0, j, k] = torch.maximum(least[instance, 0, j, k], apart)
         most[instance, 0, k, j] = torch.minimum(most[instance, 0, k, j], -apart)
         return least, most
+
+    def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
+        found = super().solve(coefficients, instances)
+        return replace(found, notes=dict.fromkeys(range(len(instances)), self.note)) if self.note else found
 
     def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
         low = super()._lower(number, rows, instances)
