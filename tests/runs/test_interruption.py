@@ -9,11 +9,18 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from softhull.errors import SofthullError
+from softhull.runs.local import LocalExecutor
+
 from .campaigns import call, kill_group, one_line, run_here, start, write_campaign
 from .stores import answered, assert_complete, assert_equal
+
+if TYPE_CHECKING:
+    from softhull.runs.worker import Batch
 
 LOCAL = ("--executor", "local:1", "--quiet")
 
@@ -130,6 +137,25 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     assert_complete(store)
     run_here(campaign, tmp_path / "whole.db")
     assert_equal(store, tmp_path / "whole.db")
+
+
+class Unreadable:
+    """Pickled here, it cannot be read elsewhere."""
+
+    number = 7
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("seven",)
+
+
+def test_a_worker_that_cannot_read_its_batch_is_lost_not_waited_for() -> None:
+    executor = LocalExecutor(1, {})
+    executor.submit(cast("Batch", Unreadable()))
+    deadline = time.monotonic() + 120
+    with pytest.raises(SofthullError, match="exit code 1"):
+        while time.monotonic() < deadline:
+            executor.wait(1.0)
+    executor.close()
 
 
 def test_a_budget_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:

@@ -146,9 +146,15 @@ def _prepare(memory: int | None) -> None:
 
 
 def _listen(connection: Connection, batches: queue.SimpleQueue[Batch]) -> None:
-    """Batches as they come; when the other end is gone there is nobody left to work for."""
-    while True:
-        try:
+    """Batches as they come; when the other end is gone there is nobody left to work for.
+
+    A batch that cannot be read ends the process, too: a worker that no longer listens would never be missed.
+    """
+    code = 1
+    try:
+        while True:
             batches.put(connection.recv())
-        except (EOFError, OSError):
-            os._exit(0)
+    except (EOFError, OSError):
+        code = 0
+    finally:
+        os._exit(code)
