@@ -104,7 +104,9 @@ class Walks(Simplex):
             low = self._lower(number, -coefficients, instances)
             bound, size = bound - low, size + low.abs()
         bound = (bound + self._share(len(self.bounds)) * size) / self.networks
-        return self._solution(bound + self._share(2) * bound.abs(), coefficients, instances)
+        bound = bound + self._share(2) * bound.abs()
+        # Where a walk overflowed, nothing is known.
+        return self._solution(torch.where(bound.isfinite(), bound, math.inf), coefficients, instances)
 
     def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
         """Lower bounds ``[b]`` on ``<rows, sum of the probabilities>`` of one ensemble."""
