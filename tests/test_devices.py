@@ -42,9 +42,8 @@ pretend_device._run = noted
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def device() -> None:
-    pretend_device.install()
+# When tests are collected, not when they run: torch counts its devices at the first backward pass of a process.
+pretend_device.install()
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def assert_same(here: tuple[Record, ...], there: tuple[Record, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "norm"), [("linear", np.inf), ("linear", 1), ("second-order", np.inf), ("auto", 2), ("paper", np.inf)]
+    ("method", "norm"), [("linear", np.inf), ("second-order", np.inf), ("auto", 2), ("paper", np.inf)]
 )
 def test_verdicts_do_not_depend_on_the_device(method: str, norm: float) -> None:
     found = set()
