@@ -35,7 +35,7 @@ def test_random_attention(seed):
     assert assert_claims_hold(graph, Perturbation(10 ** rng.uniform(-4, -0.3), norm, clip).around(x), seed) == 6
 
 
-@pytest.mark.parametrize("seed", range(max(2, NETWORKS // 5)))
+@pytest.mark.parametrize("seed", range(max(1, NETWORKS // 5)))
 def test_quadratics_bounded_basis_by_basis(seed, monkeypatch):
     monkeypatch.setattr(specification, "_LARGE", 0)
     rng = np.random.default_rng(6000 + seed)
