@@ -151,6 +151,8 @@ class Unreadable:
 def test_a_worker_that_cannot_read_its_batch_is_lost_not_waited_for() -> None:
     executor = LocalExecutor(1, {})
     executor.submit(cast("Batch", Unreadable()))
+    for _ in range(2):  # one that ends while it starts may have been killed by chance
+        assert executor.wait(120.0) == []
     with pytest.raises(SofthullError, match="exit code 1"):
         executor.wait(120.0)
     executor.close()

@@ -16,6 +16,8 @@ from multiprocessing.process import BaseProcess
 from ..errors import SofthullError
 from .worker import Batch, ModelFile, Outcome, answer_batch, load_networks
 
+_FALSE_STARTS = 2  # workers that may end before they are ready, in a whole run
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -30,7 +32,7 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     ready: bool = False
-    batch: int | None = None
+    batch: Batch | None = None
 
 
 class LocalExecutor:
@@ -42,6 +44,7 @@ class LocalExecutor:
         self._memory = memory
         self._context = multiprocessing.get_context("spawn")
         self._pool: list[_Worker] = []
+        self._false_starts = 0
 
     @property
     def name(self) -> str:
@@ -53,7 +56,7 @@ class LocalExecutor:
 
     def submit(self, batch: Batch) -> None:
         worker = next((w for w in self._pool if w.batch is None), None) or self._start()
-        worker.batch = batch.number
+        worker.batch = batch
         with suppress(OSError):  # it may just have ended: ``wait`` finds its remains
             worker.connection.send(batch)
 
@@ -100,11 +103,15 @@ class LocalExecutor:
         self._pool.remove(worker)
         code = worker.process.exitcode or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if not worker.ready:
-            raise SofthullError(f"a worker process ended while it started ({how}); memory may be short")
         if worker.batch is None:
             return []
-        return [Lost(worker.batch, f"the worker process ended ({how}); memory may be short")]
+        if not worker.ready:  # killed by chance, or would every other end like it?
+            self._false_starts += 1
+            if self._false_starts > _FALSE_STARTS:
+                raise SofthullError(f"a worker process ended while it started ({how}); memory may be short")
+            self.submit(worker.batch)
+            return []
+        return [Lost(worker.batch.number, f"the worker process ended ({how}); memory may be short")]
 
 
 def _serve(connection: Connection, models: dict[str, ModelFile], memory: int | None) -> None:
