@@ -247,9 +247,8 @@ class Proof:
         if isinstance(node, Softmax):
             return self._choose_planes(index, node, A)
         assert isinstance(node, Product)
-        if self.products == "contracted":
-            return self._choose_functions(node, A)
-        return {"below": np.full(node.size, 0.5), "above": np.full(node.size, 0.5)}
+        contracted = self._choose_functions(node, A) if self.products == "contracted" else None
+        return contracted or {"below": np.full(node.size, 0.5), "above": np.full(node.size, 0.5)}
 
     def _slope(self, index: int, node: Kink) -> str:
         if index not in self._slopes:
@@ -263,12 +262,17 @@ class Proof:
         ones = np.ones((1, *node.rows.shape))
         return {"planes": number, "multiplier": _multiplier(rows, low, high), "below": ones, "above": ones}
 
-    def _choose_functions(self, node: Product, A: Balls) -> Rule:
-        """Of the factors that may be kept the one that loses least: half-width of x times half-width of f, summed."""
+    def _choose_functions(self, node: Product, A: Balls) -> Rule | None:
+        """Of the factors that may be kept the one that loses least: half-width of x times half-width of f, summed.
+
+        None where the kept factor stands for itself alone, as probabilities of rows of one do: nothing to contract.
+        """
         self.products, before = "planes", self.products
         tried = [self._contraction(node, A, keep, reference) for keep, reference in self._kept(node, A)]
         self.products = before
         _, rule, view, parts = min(tried, key=lambda found: found[0])
+        if not parts:
+            return None
         return {**rule, "functions": self._claim_functions(view, parts)}
 
     def _contraction(

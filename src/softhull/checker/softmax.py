@@ -69,6 +69,8 @@ def upper_plane(x: Logits, k: int, pulls: Floats) -> tuple[Balls, arb]:
     h[k] = ZERO
     if not all(a >= 0 for a in h):
         raise NotAPlane("a negative pull")
+    if len(h) == 1:  # without others p_k is 1, and there are no log-odds
+        return zeros(1), ONE
     t = h.sum()
     low, high = x.log_odds(k)
     candidates = [sigma(low) - t * low, sigma(high) - t * high]

@@ -87,6 +87,7 @@ def command(
     """
     import torch
 
+    from ..deadlines import deadline_after
     from ..formats.onnx import load_onnx
     from ..propagate.methods import find_method
 
@@ -145,7 +146,7 @@ def command(
             write_json(out, result.to_dict())
         return result
 
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
     if store is not None:
         from ..runs.single import Asked, robustness_through_store

@@ -67,7 +67,7 @@ def read_instances(path: Path) -> list[Instance]:
         try:
             onnx, vnnlib, seconds = (entry.strip() for entry in line)
             timeout = float(seconds)
-            if not 0 < timeout < float("inf"):
+            if not 0 <= timeout < float("inf"):
                 raise ValueError
         except ValueError:
             raise InvalidInput(f"{path}: line {number}: write ONNX,VNNLIB,SECONDS") from None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..deadlines import OUT_OF_TIME, deadline_after
 from ..devices import device_of, moved
 from ..errors import InvalidInput, SofthullError
 from ..formats.network import Network
@@ -27,7 +28,6 @@ from .unsafe import Unsafe, class_change
 # Instances worked on together; more gain nothing and cost memory.
 _BATCH = 256
 _INTERRUPTED = "interrupted"
-_OUT_OF_TIME = "the time limit passed; raise it"
 
 
 def verify_robustness(
@@ -223,7 +223,7 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
     while waiting:
         batch = waiting.pop(0)
         if stopped or time.monotonic() > effort.deadline:
-            message = _INTERRUPTED if stopped else _OUT_OF_TIME
+            message = _INTERRUPTED if stopped else OUT_OF_TIME
             records |= {i: Record(i, Verdict.UNKNOWN, int(case.labels[i]), message=message) for i in batch.tolist()}
             continue
         try:
@@ -249,7 +249,7 @@ def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, u
     attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
     if bound > 0:
         return Record(i, Verdict.CERTIFIED, label, bound, attack, message=bracket.notes.get(place, ""))
-    message = {"": Verdict.UNKNOWN.advice, "time": _OUT_OF_TIME, "interrupt": _INTERRUPTED}[bracket.stopped]
+    message = {"": Verdict.UNKNOWN.advice, "time": OUT_OF_TIME, "interrupt": _INTERRUPTED}[bracket.stopped]
     message = "; ".join(filter(None, (message, bracket.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
@@ -356,11 +356,8 @@ def _batch_size(structure: Structure, effort: Effort) -> int:
 
 
 def _effort(attack: bool | None, timeout: float | None, seed: int, memory: int) -> Effort:
-    if timeout is not None and not timeout > 0:
-        raise InvalidInput(f"timeout must be a positive number of seconds, got {timeout!r}")
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
     kind = {None: "open", True: "always", False: "never"}[attack]
-    return Effort(deadline=deadline, attack=kind, seed=seed, memory=memory)
+    return Effort(deadline=deadline_after(timeout), attack=kind, seed=seed, memory=memory)
 
 
 class _Clock:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..attack.score import ScoreAttack
 from ..bounds.rounding import check_rounding
+from ..deadlines import deadline_after
 from ..devices import device_of
 from ..errors import InvalidInput, ModelError
 from ..formats.network import Network
@@ -133,10 +134,8 @@ def verify_uncertainty(
     default where ``x`` is.
     """
     check_rounding(rounding)
-    if timeout is not None and not timeout >= 0:
-        raise InvalidInput(f"timeout must be a number of seconds of at least 0, got {timeout}")
     began, cpu = time.monotonic(), time.process_time()
-    deadline = None if timeout is None else began + timeout
+    deadline = deadline_after(timeout)
     score, place = find_score(score), device_of(x, device)
     solver = _solver(networks, find_method(method), bound, separate, rounding)
     x, y = _inputs(x, y, solver.classes, networks)
