@@ -44,10 +44,10 @@ def best_lower(x: Logits, k: int, at: Floats, like: Floats | None = None) -> tup
 
 def best_upper(x: Logits, k: int, at: Floats) -> Floats:
     """Pulls of the plane above ``p_k`` that is lowest at a point: the concave envelope in the log-odds."""
-    lowest, highest = (float(end) for end in x.log_odds(k))
-    if len(at) == 1:
-        return np.zeros(1)
     others = np.delete(np.arange(len(at)), k)
+    if not len(others):
+        return np.zeros(1)
+    lowest, highest = (float(end) for end in x.log_odds(k))
     top = at[others].max()
     shares = np.exp(at[others] - top)
     odds = at[k] - top - np.log(shares.sum())
