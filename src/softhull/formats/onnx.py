@@ -138,6 +138,7 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
     size = model.ByteSize()
     builder = GraphBuilder(shape, constants=MOST_CONSTANTS + size)
     constants = ConstantFolder(opset, MOST_CONSTANTS + size)
+    dtypes = {inputs[0].type.tensor_type.elem_type}
     define(inputs[0].name, -1)
     for node in model.graph.node:
         label = node.name or (node.output[0] if node.output else "")
@@ -153,7 +154,7 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
             if any(isinstance(argument, int) for argument in arguments):
                 if node.op_type not in RULES:
                     raise ModelError("this operator is not supported")
-                results = RULES[node.op_type].apply(node, arguments, builder, opset)
+                results = RULES[node.op_type].apply(node, arguments, builder, opset, dtypes)
             else:
                 results = constants.fold(node, arguments)
         except Exception as error:
@@ -237,10 +238,10 @@ def _without_unreachable_limits(graph: Graph) -> Graph:
 
 
 def _shortest(model: Any, dtype: str) -> str:
-    """A network of doubles may cast to single precision, or sum up in it."""
+    """A network of doubles may cast to single precision, and runtimes compute some operators in it."""
     names = [attribute for node in model.graph.node for attribute in node.attribute]
-    single = any(a.name in ("to", "stash_type") and a.i == onnx.TensorProto.FLOAT for a in names)
-    single = single or any(node.op_type == "LayerNormalization" for node in model.graph.node)
+    single = any(attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT for attribute in names)
+    single = single or any(node.op_type in ("Gelu", "LayerNormalization") for node in model.graph.node)
     return "float32" if single else dtype
 
 

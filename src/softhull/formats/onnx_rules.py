@@ -57,6 +57,7 @@ class Context:
     attributes: dict[str, Any]
     version: int  # of the operator, not of the operator set
     outputs: int
+    dtypes: set[int]  # in which variables have been computed so far
 
     def shape(self, x: int) -> Shape:
         return self.graph.shape(x)
@@ -82,7 +83,9 @@ class Rule:
     outputs: int
     attributes: dict[str, int]
 
-    def apply(self, node: Any, arguments: list[Value], graph: GraphBuilder, opset: int) -> list[Value]:
+    def apply(
+        self, node: Any, arguments: list[Value], graph: GraphBuilder, opset: int, dtypes: set[int]
+    ) -> list[Value]:
         schema = schema_of(node.op_type, opset)
         if schema.since_version not in self.versions:
             known = ", ".join(map(str, sorted(self.versions)))
@@ -94,7 +97,7 @@ class Rule:
             raise ModelError(f"{given} inputs, some perhaps left out; it takes {least} to {most}")
         if not 1 <= len(node.output) <= self.outputs:
             raise ModelError(f"{len(node.output)} outputs; at most {self.outputs} are supported")
-        context = Context(graph, attributes, schema.since_version, len(node.output))
+        context = Context(graph, attributes, schema.since_version, len(node.output), dtypes)
         result = self.translate(context, *arguments)
         return list(result) if isinstance(result, tuple) else [result]
 
@@ -250,6 +253,7 @@ def _cast(context: Context, x: Value) -> Value:
     """Between single and double precision, which round what the graph says in real numbers; nothing shorter."""
     if context.attributes["to"] not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
         raise ModelError("casting a variable to anything but float and double is not supported")
+    context.dtypes.add(context.attributes["to"])
     return _variable(x)
 
 
@@ -653,11 +657,20 @@ def _gelu(context: Context, x: Value) -> Value:
 
 @_rule("Clip", versions=(6, 11, 12, 13), inputs=(1, 3), attributes={"min": FLOAT, "max": FLOAT})
 def _clip(context: Context, x: Value, low: Value = None, high: Value = None) -> Value:
-    least, most = (
-        float(context.attributes.get(name, default)) if given is None else _number(given)
-        for given, name, default in ((low, "min", -math.inf), (high, "max", math.inf))
-    )
+    least, most = (_limit(context, *limit) for limit in (("min", low, -1), ("max", high, 1)))
     return _clipped(context.graph, _variable(x), least, most)
+
+
+def _limit(context: Context, name: str, given: Value, side: int) -> float:
+    """A limit that is left out is the largest number of the dtype, and brings an infinity back to it."""
+    if given is not None:
+        return _number(given)
+    if name in context.attributes:
+        return float(context.attributes[name])
+    if len(context.dtypes) > 1:
+        raise ModelError("a limit that is left out depends on the dtype, which the network changes; write it out")
+    (dtype,) = context.dtypes
+    return side * float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(dtype)).max)
 
 
 def _clipped(graph: GraphBuilder, x: int, least: float, most: float) -> int:
