@@ -88,6 +88,7 @@ def command(
     import torch
 
     from ..deadlines import deadline_after
+    from ..errors import SofthullError
     from ..formats.onnx import load_onnx
     from ..propagate.methods import find_method
 
@@ -164,8 +165,8 @@ def command(
             cpu, wall = cpu + part.cpu_seconds, wall + part.seconds
             if part.interrupted:
                 raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        if records:  # an interrupt reports what was done
+    except (KeyboardInterrupt, SofthullError):
+        if records:  # what was done is reported whatever happens
             report()
         raise
     result = report()
@@ -209,7 +210,8 @@ def _property(
             "outputs": None if found.outputs is None else found.outputs.reshape(-1).tolist(),
             "cpu_seconds": found.cpu_seconds,
             "seconds": found.seconds,
-        },
+        }
+        | ({"message": found.message} if found.message else {}),
     )
     if out != "-":
-        click.echo(found.verdict)
+        click.echo(found.verdict + (f": {found.message}" if found.message else ""))
