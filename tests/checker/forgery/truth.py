@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -136,6 +137,15 @@ def points(
     return found
 
 
+@dataclass(frozen=True)
+class Claims:
+    """``rows @ tensor >= lower``."""
+
+    tensor: str
+    rows: np.ndarray
+    lower: np.ndarray
+
+
 class Pool:
     """Values of all tensors at points of one region."""
 
@@ -161,17 +171,26 @@ class Pool:
                 self._exact[point] = self._evaluate(to_ball(self.at[point]))
         return self._exact[point]
 
-    def breaks(self, tensor: str, rows: np.ndarray, lower: np.ndarray) -> str | None:
+    def gap(self, claims: Claims) -> float:
+        """How far bounds are, on average, from the least value that is attained at the points."""
+        values = claims.rows @ self.floats[claims.tensor].T
+        return float((values.min(1) - claims.lower).mean())
+
+    def breaks(self, claims: Claims) -> str | None:
         """Where ``rows @ tensor >= lower`` certainly fails; None if nowhere."""
+        tensor, rows, lower = claims.tensor, claims.rows, claims.lower
         values = rows @ self.floats[tensor].T
         size = NEAR * (1 + np.abs(rows) @ np.abs(self.floats[tensor]).T)
-        for s, p in zip(*np.nonzero(lower[:, None] > values - size)):
-            with ctx.workprec(BITS):
-                used = np.flatnonzero(rows[s])
-                value = sum((arb(float(rows[s, j])) * self.exact(p)[tensor][j] for j in used), start=arb(0))
-                if arb(float(lower[s])) > value:
-                    at = self.at[p].tolist()
-                    return f"{rows[s].tolist()} . {tensor} >= {float(lower[s])!r} is {value.str(20)} at {at}"
+        for s, excess in enumerate(lower[:, None] - values + size):
+            if not excess.max() > 0:
+                continue
+            for p in np.argsort(-excess)[:3].tolist():
+                with ctx.workprec(BITS):
+                    used = np.flatnonzero(rows[s])
+                    value = sum((arb(float(rows[s, j])) * self.exact(p)[tensor][j] for j in used), start=arb(0))
+                    if arb(float(lower[s])) > value:
+                        at = self.at[p].tolist()
+                        return f"{rows[s].tolist()} . {tensor} >= {float(lower[s])!r} is {value.str(20)} at {at}"
         return None
 
     def worst_score(self, name: str, label: int) -> arb:
@@ -234,11 +253,11 @@ class Truth:
             None if clip is None else [float(c) for c in clip],
         )
 
-    def false_step(self, pool: Pool, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str | None:
-        """A bound of one claim that fails somewhere."""
+    def claims(self, pool: Pool, step: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Claims | None:
+        """What one step claims from below, upper bounds as lower bounds of the negative."""
         if step["claim"] in ("planes", "form", "logits"):
             return None
-        lower, tensor = arrays[step["lower"]], step.get("tensor", "total") if step["claim"] != "score" else "total"
+        lower, tensor = arrays[step["lower"]], "total" if step["claim"] == "score" else step["tensor"]
         if step["claim"] in ("score", "functions"):
             rows = arrays[step["rows"]]
         else:
@@ -246,10 +265,10 @@ class Truth:
             rows = np.zeros((len(lower), pool.floats[tensor].shape[1]))
             for sign, column in zip((1, -1), entries.T):
                 rows[np.arange(len(rows)), column] += sign
-        found = _claimed(pool, tensor, rows, lower)
-        if found is None and step["claim"] != "score":
-            found = _claimed(pool, tensor, -rows, -arrays[step["upper"]])
-        return found
+        if step["claim"] != "score":
+            rows, lower = np.concatenate((rows, -rows)), np.concatenate((lower, -arrays[step["upper"]]))
+        claimed = np.flatnonzero(lower > -np.inf)
+        return Claims(tensor, rows[claimed], lower[claimed]) if len(claimed) else None
 
     def false_property(self, pool: Pool, claim: Mapping[str, Any]) -> str | None:
         """Whether the conclusion fails somewhere."""
@@ -260,15 +279,10 @@ class Truth:
             rows[:, label if K > 1 else 0] = 1 if K > 1 or label else -1
             for row, rival in zip(rows, claim["rivals"] if K > 1 else ()):
                 row[int(rival)] -= 1
-            return pool.breaks("0::logits", rows, np.full(len(rows), 5e-324))
+            return pool.breaks(Claims("0::logits", rows, np.full(len(rows), 5e-324)))
         if pool.floats["total"].shape[1] < 2:
             return "a score of a network with one output"
         value, bound = pool.worst_score(claim["score"], label), arb(float(claim["bound"]))
         if (value < bound) if claim["score"] == "margin" else (value > bound):
             return f"{claim['score']} of class {label} is {value.str(20)}, {claim['bound']!r} claimed"
         return None
-
-
-def _claimed(pool: Pool, tensor: str, rows: np.ndarray, lower: np.ndarray) -> str | None:
-    claimed = np.flatnonzero(lower > -np.inf)
-    return pool.breaks(tensor, rows[claimed], lower[claimed]) if len(claimed) else None

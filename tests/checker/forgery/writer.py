@@ -36,13 +36,13 @@ def norm_of(instance: Instance) -> str:
 # Honest proofs
 
 
-def honest(instance: Instance, truth: Truth) -> Iterator[Certificate]:
+def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certificate]:
     """Proofs of the writer: the class or a margin, by first and by second order, and scores."""
     pool = truth.pool(instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
     logits = pool.floats["0::logits"][0]
     label = int(logits.argmax()) if len(logits) > 1 else int(logits[0] > 0)
     region = instance.region
-    products = any("Mul" in str(node.op_type) or node.op_type == "Einsum" for node in instance.models[0].graph.node)
+    products = any(isinstance(node, Product) for node in parsed.nodes)
     if len(instance.models) == 1:
         try:
             yield class_certificate(instance.paths[0], instance.x, label, region)
@@ -69,7 +69,7 @@ def margins(instance: Instance, label: int) -> Certificate:
     for rival in range(view.index.size):
         if rival != label:
             second_order.lead(view, label, rival)
-    return proof.certificate({"kind": "score", "score": "error", "label": label, "bound": 1.0}, None)
+    return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
 
 
 # Forgeries
@@ -99,6 +99,8 @@ class Writer:
             changes, odds = zip(*_CHANGES)
             change = changes[int(self.rng.choice(len(changes), p=np.array(odds) / sum(odds)))]
             change(self, draft, other)
+            if draft.first is None:  # nothing of the head can be relied on any more
+                break
         draft.shorten(self.rng)
         return draft.done()
 
@@ -140,14 +142,15 @@ class Writer:
         """Fewer rows, one side each: what a split asks for."""
         number = self._place(draft)
         step = draft.steps[number] if number is not None else {}
-        lower = draft.arrays.get(step.get("lower", ""))
+        lower = draft.arrays.get(str(step.get("lower")))
         if number is None or lower is None or not lower.ndim or not len(lower):
             return
         step = draft.touch(number)
         row = int(self.rng.integers(len(lower)))
         for key in ("lower", "upper", "entries", "rows"):
-            if isinstance(step.get(key), str) and len(draft.arrays[step[key]]) == len(lower):
-                step[key] = draft.keep(draft.arrays[step[key]][row : row + 1])
+            held = draft.arrays.get(str(step.get(key)), np.zeros(()))
+            if held.ndim and len(held) == len(lower):
+                step[key] = draft.keep(held[row : row + 1])
         if "upper" in step:
             step["upper"] = draft.keep(np.array([np.inf]))
 
