@@ -21,12 +21,12 @@ from softhull.checker.balls import PRECISION, lower_floats
 from softhull.checker.certificate import Certificate, CertificateError, Refused
 from softhull.checker.check import _Check, conclusion
 from softhull.checker.forms import Forms
-from softhull.checker.network import Networks
+from softhull.checker.network import Networks, Softmax
 from softhull.checker.replay import Knowledge
 from softhull.errors import ModelError
 
 from .networks import Instance
-from .truth import Truth
+from .truth import Claims, Truth
 from .writer import Writer, honest
 
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, CertificateError)
@@ -153,7 +153,7 @@ class Hunt:
                 self.networks = Networks(instance.paths)
                 for certificate in honest(instance, self.truth, self.networks):
                     self._start(certificate)
-        except (ModelError, NoProof) as problem:
+        except (ModelError, NoProof, Refused) as problem:
             self.refusal = str(problem)
         if self.seeds:
             self.writer = Writer(instance, self.networks, self.rng)
@@ -244,7 +244,7 @@ class Hunt:
         for number in range(begin, followed):
             step = header["steps"][number]
             self.tally.changed.update(kinds(step))
-            claims = self.truth.claims(pool, step, arrays)
+            claims = self._learned(states[number + 1], step) or self.truth.claims(pool, step, arrays)
             if claims is not None:
                 gap = pool.gap(claims)
                 self._note(pool.breaks(claims), f"step {number}", certificate)
@@ -254,6 +254,21 @@ class Hunt:
             self.tally.accepted[str(header["property"].get("score", "class"))] += 1
             self._note(self.truth.false_property(pool, header["property"]), "property", certificate)
         return gap
+
+    def _learned(self, state: _Check, step: Mapping[str, Any]) -> Claims | None:
+        """What is known of the differences of logits after a step that says nothing but that they are known."""
+        if step["claim"] != "logits":
+            return None
+        node = self.networks.nodes[self.networks.tensors[step["tensor"]].node]
+        assert isinstance(node, Softmax)
+        pairs = [(int(i), int(j)) for row in node.rows.at for i in row for j in row if i != j]
+        lower = np.array([state.known.difference(node.x, i, j) for i, j in pairs])
+        rows = np.zeros((len(pairs), self.networks.nodes[node.x.node].size))
+        for row, (i, j) in zip(rows, pairs):
+            row[node.x.index.flat[i]] += 1
+            row[node.x.index.flat[j]] -= 1
+        known = lower > -np.inf
+        return Claims(self.networks.names[node.x.node], rows[known], lower[known]) if known.any() else None
 
     def _note(self, false: str | None, where: str, certificate: Certificate) -> None:
         if false is not None:

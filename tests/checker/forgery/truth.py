@@ -53,10 +53,18 @@ def evaluate(model: onnx.ModelProto, x: np.ndarray, number: int) -> Values:
     while last.op_type == "Reshape":
         last = makers[last.input[0]]
     output = values[model.graph.output[0].name].ravel()
-    final = last.op_type == "Softmax"
+    rows = _rows(last, values, opset) if last.op_type == "Softmax" else 0
+    final = rows == 1
     named[f"{number}::logits"] = values[last.input[0]].ravel() if final else output  # in the order of the outputs
     named[f"{number}::probabilities"] = output if final else softmax(output)
     return named
+
+
+def _rows(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) -> int:
+    """How many rows a softmax has."""
+    shape = values[node.input[0]].shape
+    axis = next((a.i for a in node.attribute if a.name == "axis"), 1 if opset < 13 else -1)
+    return math.prod(shape[:axis]) if opset < 13 else math.prod(shape) // shape[axis]
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -66,7 +66,7 @@ def margins(instance: Instance, label: int) -> Certificate:
     view = proof.networks.logits[0]
     proof.prepare([view])
     second_order = SecondOrder(proof, [view])
-    for rival in range(view.index.size):
+    for rival in range(view.size):
         if rival != label:
             second_order.lead(view, label, rival)
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
@@ -200,7 +200,7 @@ class Writer:
             draft.insert(len(draft.steps), self._random_step(draft), fix=False)
 
     def change_property(self, draft: Draft, other: Certificate) -> None:
-        K = self.networks.logits[0].index.size
+        K = self.networks.logits[0].size
         label, scale = int(self.rng.integers(-1, K + 1)), 10.0 ** self.rng.uniform(-6, 1)
         made: list[Any] = [
             {"kind": "class", "label": label, "rivals": self.rng.integers(0, K, int(self.rng.integers(1, 3))).tolist()},
@@ -260,7 +260,7 @@ class Writer:
             return step
         S = int(self.rng.choice([1, 1, 2, 3]))
         name = self._pick(self.tensors)
-        n = self.networks.tensors[name].index.size
+        n = self.networks.tensors[name].size
         step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
         sided = S > 1 or self.rng.random() < 0.4
         step["upper"] = draft.keep(np.full(S, 1.0 if sided else np.inf))
@@ -269,7 +269,7 @@ class Writer:
         elif claim == "differences":
             step["entries"] = draft.keep(self.rng.integers(0, n, (S, 2)))
         else:
-            n = self.networks.probabilities[0].index.size if claim == "score" else n
+            n = self.networks.probabilities[0].size if claim == "score" else n
             rows = self._pick([self.rng.standard_normal((S, n)), self.rng.integers(-1, 2, (S, n)).astype(np.float64)])
             step["rows"] = draft.keep(np.eye(n)[self.rng.integers(0, n, S)] if self.rng.random() < 0.3 else rows)
         if claim == "score":
@@ -318,8 +318,8 @@ class Writer:
         steps = [self._step_of(draft, number, "functions", other.node)]
         held = draft.arrays.get(str(draft.steps[steps[0]].get("rows")), np.zeros(1)) if steps[0] < number else None
         most = max(len(held), 1) if held is not None and held.ndim else 1
-        rule = {"keep": keep, "functions": steps, "weight": self._shares(1, kept.index.size)}
-        rule["rows"] = self.rng.integers(0, most, (1, kept.index.size))
+        rule = {"keep": keep, "functions": steps, "weight": self._shares(1, kept.size)}
+        rule["rows"] = self.rng.integers(0, most, (1, kept.size))
         return rule | self._reference(node, keep)
 
     def _reference(self, node: Product, side: int) -> Step:
@@ -327,9 +327,9 @@ class Writer:
         source = self.networks.nodes[view.node]
         if not isinstance(source, Softmax) or self.rng.random() < 0.4:
             return {}
-        names = np.full(view.index.size, -1)
-        for row in source.rows:
-            members = np.flatnonzero(np.isin(view.index.ravel(), row))
+        names = np.full(view.size, -1)
+        for row in source.outputs.at:
+            members = np.flatnonzero(np.isin(view.index.at.ravel(), row))
             if len(members):
                 names[members] = self.rng.choice(members)
         return {"reference": names}
