@@ -62,7 +62,7 @@ def class_certificate(
     """
     proof = Proof([model], x, perturbation.eps, _norm(perturbation), perturbation.clip)
     logits = proof.networks.logits[0]
-    classes = logits.index.size
+    classes = logits.size
     proof.prepare([logits])
     if classes == 1:
         found = proof.claim_sign(logits, label == 1)

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from flint import arb, ctx
 
-from .balls import PRECISION, Balls, Floats, exact, round_down, round_up, zeros
+from .balls import PRECISION, Balls, Floats, exact, round_down, round_up
 from .certificate import Certificate, CertificateError, Refused, read_array, read_certificate, read_members
+from .forms import unit_rows
 from .network import Networks, Softmax, View
+from .positions import Places
 from .replay import Functions, Knowledge, Region, Rule, Rules
 from .scores import score_bound
 
@@ -136,29 +138,32 @@ class _Check:
         view, upper = self._view(step["tensor"]), self.certificate.array(step["upper"], "f")
         if claim == "functions":
             rows = self.certificate.array(step["rows"], "f")
-            self._prove([(view, exact(rows))], lower, upper, step)
-            spread = np.zeros((len(rows), self.networks.nodes[view.node].size))
-            spread[:, view.index.ravel()] = rows
-            if len(np.unique(view.index)) < view.index.size:
+            if not view.index.distinct:  # the sum of two floats may be none
                 raise Refused("functions of a tensor that repeats entries")
+            self._prove([(view, exact(rows))], lower, upper, step)
+            spread = np.zeros((len(rows), view.index.among))
+            spread[:, view.index.flat] = rows
             self.known.functions[number] = Functions(view.node, spread, lower, upper)
             return
         if claim not in ("entries", "differences"):
             raise CertificateError(f"unknown claim {str(claim)[:40]!r}")
-        entries = self.certificate.array(step["entries"], "i")
+        chosen = self.certificate.array(step["entries"], "i")
         shape = (len(lower),) if claim == "entries" else (len(lower), 2)
-        if entries.shape != shape or entries.min(initial=0) < 0 or entries.max(initial=0) >= view.index.size:
+        if chosen.shape != shape or chosen.min(initial=0) < 0 or chosen.max(initial=0) >= view.size:
             raise Refused("entries out of range")
-        self._prove([(view, unit_rows(entries, view.index.size))], lower, upper, step)
+        if chosen.size * view.size > LARGEST_STEP:
+            raise Refused("more rows than the checker allows; split the step")
+        places = Places(chosen, view.size)
+        self._prove([(view, unit_rows(places))], lower, upper, step)
         learn = self.known.learn_entries if claim == "entries" else self.known.learn_differences
-        learn(view, entries, lower, upper)
+        learn(view, places, lower, upper)
 
     def _second_order(self, index: int, step: Mapping[str, Any]) -> None:
         """Differences of the logits of a softmax from the forms before it, or its own form from planes."""
         node = self.networks.nodes[index]
         if not isinstance(node, Softmax):
             raise Refused("the form of a node that is no softmax")
-        self._spend(node.rows.size * node.rows.shape[1] * self.known.forms.count)
+        self._spend(node.rows.size * node.rows.shape[1] * max(self.known.forms.count, node.size))
         if step["claim"] == "form":
             planes = self.known.planes.get(step["planes"])
             if planes is None or planes.node != index:
@@ -170,7 +175,7 @@ class _Check:
     def _prove(self, start: list[tuple[View, Balls]], lower: Floats, upper: Floats, step: Mapping[str, Any]) -> None:
         """The claimed bounds against those of a walk for every row and its negative, where they claim anything."""
         rows = start[0][1]
-        if any(r.ndim != 2 or r.shape[1] != v.index.size for v, r in start):
+        if any(r.ndim != 2 or r.shape[1] != v.size for v, r in start):
             raise Refused("rows of the wrong length")
         if lower.shape != (len(rows),) or upper.shape != lower.shape or np.isnan(lower).any() or np.isnan(upper).any():
             raise Refused("bounds of the wrong length, or a NaN")
@@ -217,15 +222,6 @@ class _Check:
             raise Refused("more rows than the checker allows; split the step")
 
 
-def unit_rows(entries: np.ndarray[Any, Any], size: int) -> Balls:
-    """Rows that pick entries ``[S]``, or differences of entries ``[S, 2]``."""
-    rows = zeros(len(entries), size)
-    pairs = entries.reshape(len(entries), -1)
-    for sign, column in zip((1, -1), pairs.T):
-        rows[np.arange(len(rows)), column] += sign
-    return rows
-
-
 def region_of(x: Floats, eps: float, norm: str, clip: Sequence[float] | None) -> Region:
     """The inputs within ``eps`` of x, inside ``clip`` where given; ends rounded outward."""
     if not (isinstance(eps, int | float) and math.isfinite(eps) and eps >= 0) or norm not in ("inf", "1", "2"):
@@ -247,7 +243,7 @@ def conclusion(
     """The property in words, where what is known implies it; otherwise Refused."""
     label = claim["label"]
     logits = networks.logits[0]
-    classes = logits.index.size
+    classes = logits.size
     if not isinstance(label, int) or not 0 <= label < max(2, classes):
         raise Refused(f"label {str(label)[:20]} is out of range")
     if claim["kind"] == "score":

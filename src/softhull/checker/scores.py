@@ -24,9 +24,9 @@ def score_bound(
     name, label, bound = claim["score"], claim["label"], claim["bound"]
     if name not in SCORES or not isinstance(bound, float) or not np.isfinite(bound):
         raise Refused(f"score {str(name)[:20]!r} is not covered, or its bound is no number")
-    K = networks.probabilities[0].index.size
-    if any(output.index.size != K for output in networks.probabilities):
-        raise Refused("the networks do not have the same classes")
+    K = networks.probabilities[0].size
+    if K < 2 or label >= K or any(output.size != K for output in networks.probabilities):
+        raise Refused("the networks do not have the same two or more classes, or the label is none of them")
     rows = [(exact(c), arb(float(v)) / len(networks.probabilities)) for R, L in proved for c, v in zip(R, L)]
     low, high = (exact(np.zeros(K)) for _ in range(2))
     for output in networks.probabilities:
