@@ -37,37 +37,39 @@ def norm_of(instance: Instance) -> str:
 
 
 def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certificate]:
-    """Proofs of the writer: the class or a margin, by first and by second order, and scores."""
+    """Proofs of the writer: nothing yet, the class or a margin, by first and by second order, and scores."""
     pool = truth.pool(instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
     logits = pool.floats["0::logits"][0]
     label = int(logits.argmax()) if len(logits) > 1 else int(logits[0] > 0)
     region = instance.region
-    products = any(isinstance(node, Product) for node in parsed.nodes)
+    if len(logits) > 1:
+        yield margins(instance, label, rivals=[])
+    if any(isinstance(node, Softmax) and node.rows.shape[1] == 1 for node in parsed.nodes[:-1]):
+        return  # the writer has no planes for rows of one entry
     if len(instance.models) == 1:
         try:
             yield class_certificate(instance.paths[0], instance.x, label, region)
         except NoProof:
             pass  # too large a region; the margins below are proofs all the same
         if len(logits) > 1:
-            yield margins(instance, label)
+            yield margins(instance, label, [k for k in range(len(logits)) if k != label])
+    products = any(isinstance(node, Product) for node in parsed.nodes)
     if len(logits) > 1 and (products or len(instance.models) > 1):
-        names = list(SCORES) if len(instance.models) > 1 and region.eps < 1e-3 else ["nll"]
+        names = list(SCORES) if products and region.eps < 1e-3 else ["nll"]
         networks = [load_onnx(path) for path in instance.paths] if len(instance.models) > 1 else []
         for score in names:
             yield score_certificate(instance.paths, networks, instance.x, label, region, score)
 
 
 @exactly
-def margins(instance: Instance, label: int) -> Certificate:
+def margins(instance: Instance, label: int, rivals: list[int]) -> Certificate:
     """Margins as far as second order proves them, positive or not, ending in a score that is easy to prove."""
-    proof = Proof(
-        list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip
-    )
+    proof = Proof(list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
     view = proof.networks.logits[0]
-    proof.prepare([view])
-    second_order = SecondOrder(proof, [view])
-    for rival in range(view.size):
-        if rival != label:
+    if rivals:
+        proof.prepare([view])
+        second_order = SecondOrder(proof, [view])
+        for rival in rivals:
             second_order.lead(view, label, rival)
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
 
@@ -303,8 +305,8 @@ class Writer:
             step = draft.steps[rule["planes"]] if 0 <= rule["planes"] < number else {}
             for side in ("below", "above"):
                 held = draft.arrays.get(str(step.get(side)), np.zeros(1))
-                P = max(len(held) if held.ndim else 0, 1)
-                rule[side] = self._shares(P, R, K) / P
+                P = len(held) if held.ndim else 1
+                rule[side] = self._shares(P, R, K) / max(P, 1)
             return rule
         assert isinstance(node, Product)
         if split:
@@ -338,7 +340,7 @@ class Writer:
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
         R, K = node.rows.shape
-        P, Q = (int(n) for n in self.rng.integers(1, 3, 2))
+        P, Q = (int(n) for n in self.rng.choice([0, 1, 1, 1, 2], 2))
         below = np.empty((P, R, K, 4))
         below[..., 0] = self.rng.integers(-1, K, (P, R, K))
         below[..., 1] = np.where(below[..., 0] < 0, 0.0, self._shares(P, R, K))
