@@ -72,7 +72,8 @@ def _best_weight(x: Logits, k: int, J: int) -> float:
     """The weight of J that makes the sum of chords smallest at the midpoint, for equal half-widths."""
     middle, half = x.low + (x.high - x.low) / 2, float(x.high[J] - x.low[J]) / 2
     others = np.delete(middle, k)
-    lead = max(2 / np.exp(others - middle[J]).sum() - 1, 0.0)
+    with np.errstate(over="ignore"):  # beside a masked logit the others are infinitely large, and lead nothing
+        lead = max(2 / np.exp(others - middle[J]).sum() - 1, 0.0)
     if half < 1e-3:
         return float(lead)
     return float(np.clip(np.arctanh(min(lead * np.tanh(half), 1 - 1e-16)) / half, 0, 1))
