@@ -67,12 +67,10 @@ def upper_plane(x: Logits, k: int, pulls: Floats) -> tuple[Balls, arb]:
     """
     h = exact(pulls)
     h[k] = ZERO
-    if len(h) == 1:
+    if len(h) == 1:  # without others p_k is 1, and there are no log-odds
         return zeros(1), ONE
     if not all(a >= 0 for a in h):
         raise NotAPlane("a negative pull")
-    if len(h) == 1:  # without others p_k is 1, and there are no log-odds
-        return zeros(1), ONE
     t = h.sum()
     low, high = x.log_odds(k)
     candidates = [sigma(low) - t * low, sigma(high) - t * high]

@@ -55,33 +55,37 @@ def probes(shape: Shape) -> np.ndarray:
     return np.stack(found)
 
 
-def disagreements(network: Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def disagreements(network: Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compare at inputs ``[B, *input_shape]``: how far the outputs are apart, and how much rounding explains.
 
-    Both are ``[B]``; NaN stands where nothing can be said because the runtime overflows or leaves the numbers.
+    The third array ``[B]`` says where the runtime overflows or gives no finite numbers, so that any difference may be
+    its own; without a finite number on either side the outputs are infinitely far apart.
     """
     x = np.asarray(x, dtype=network.input_dtype).reshape((-1, *network.input_shape))
     limits = torch.finfo(getattr(torch, network.runtime_dtype))
     entries = sum(math.prod(node.shape) for node in network.graph.nodes) + math.prod(network.input_shape)
     step = max(1, _ENTRIES // max(1, entries))
-    apart, explained = np.full(len(x), math.nan), np.full(len(x), math.nan)
-    for start in range(0, len(x), step):
-        rows = x[start : start + step]
-        theirs = network.replay(rows)
-        ours, overflow = _plain(network.graph, torch.from_numpy(rows).double(), limits.max)
-        if ours.shape != theirs.shape:
-            raise ValueError(f"the output has the shape {ours.shape[1:]} here, {theirs.shape[1:]} in onnxruntime")
-        usable = np.isfinite(theirs).reshape(len(rows), -1).all(1) & ~overflow.numpy()
-        for i in np.flatnonzero(usable):
-            size = float(np.abs(theirs[i]).max(initial=0))
-            apart[start + i] = float(np.abs(ours[i].numpy() - theirs[i]).max(initial=0))
-            if math.isnan(apart[start + i]):
-                apart[start + i] = math.inf
-            explained[start + i] = UNITS * (limits.eps * size + limits.tiny)
-            if not apart[start + i] <= explained[start + i]:
-                one = torch.from_numpy(rows[i : i + 1]).double()
-                explained[start + i] += GRANTED * _rounding(network.graph, one, limits)
-    return apart, explained
+    parts = [_compared(network, x[start : start + step], limits) for start in range(0, len(x), step)]
+    apart, explained, overflow = (np.concatenate(found) for found in zip(*parts))
+    return apart, explained, overflow
+
+
+def _compared(network: Network, x: np.ndarray, limits: torch.finfo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    theirs = network.replay(x).astype(np.float64)
+    ours, overflow = _plain(network.graph, torch.from_numpy(x).double(), limits.max)
+    if ours.shape != theirs.shape:
+        raise ValueError(f"the output has the shape {ours.shape[1:]} here, {theirs.shape[1:]} in onnxruntime")
+    theirs, plain = theirs.reshape(len(x), -1), ours.numpy().reshape(len(x), -1)
+    overflow = overflow.numpy() | ~np.isfinite(theirs).all(1)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(theirs == plain, 0.0, np.abs(theirs - plain)).max(1, initial=0.0)
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    sizes = np.where(np.isfinite(theirs), np.abs(theirs), 0.0).max(1, initial=0.0)
+    explained = UNITS * (limits.eps * sizes + limits.tiny)
+    doubtful = np.flatnonzero(~(apart <= explained))
+    if len(doubtful):
+        explained[doubtful] += GRANTED * _rounding(network.graph, torch.from_numpy(x[doubtful]).double(), limits)
+    return apart, explained, overflow
 
 
 def _plain(graph: Graph, x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
@@ -97,20 +101,23 @@ def _plain(graph: Graph, x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     return graph.evaluate(x, look), overflow
 
 
-def _rounding(graph: Graph, x: Tensor, limits: torch.finfo) -> float:
-    """How far the output of one input moves when every value on the way is disturbed by its rounding."""
+def _rounding(graph: Graph, x: Tensor, limits: torch.finfo) -> np.ndarray:
+    """How far the output of every input moves when every value on the way is disturbed by its rounding: ``[B]``."""
     generator = torch.Generator().manual_seed(0)
 
     def disturb(node: Node, inputs: list[Tensor], y: Tensor) -> Tensor:
         terms = node.operator.terms(*(tuple(v.shape[1:]) for v in inputs)) if isinstance(node.operator, Affine) else 1
         if not terms:
             return y  # entries are only placed
-        noise = 2 * torch.rand(y.shape, generator=generator, dtype=y.dtype) - 1
+        noise = 2 * torch.rand((SAMPLES, 1, *y.shape[1:]), generator=generator, dtype=y.dtype) - 1
         error = limits.eps * _local(node.operator, terms, inputs, y) + limits.tiny
-        return y + torch.where(y.isinf(), 0.0, noise * error)
+        moved = (noise * error.unflatten(0, (SAMPLES, -1))).flatten(0, 1)
+        return y + torch.where(y.isinf(), 0.0, moved)
 
-    moved = (graph.evaluate(x.expand((SAMPLES, *x.shape[1:])), disturb) - graph(x)).abs()
-    return float(moved.nan_to_num(math.inf).max())
+    disturbed = graph.evaluate(x.repeat(SAMPLES, *[1] * (x.ndim - 1)), disturb).unflatten(0, (SAMPLES, -1))
+    moved = (disturbed - graph(x)).abs().nan_to_num(math.inf).flatten(2)
+    found: np.ndarray = moved.amax((0, 2)).numpy()
+    return found
 
 
 # Runtimes approximate these to a few units of 1, not of the result.

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..formats import agreement
 from ..formats.network import Network
 from ..graph.graph import Graph
 from ..propagate.perturbation import Region
 
 
-def disagreements(
+def contradictions(
     networks: Sequence[Network | Graph], region: Region, start: Tensor, worst: Tensor, seed: int = 0
 ) -> dict[int, str]:
     """By instance, where a model file and the graph that was bounded differ by more than rounding, and by how much.
@@ -23,15 +24,16 @@ def disagreements(
     if not files or not region.size:
         return {}
     points = _points(region, start, worst, seed)
-    count = points.shape[1]
+    flat = points.flatten(0, 1).cpu().numpy()
     found: dict[int, str] = {}
     for network in files:
-        apart = network.disagreement(points.reshape(-1, *points.shape[2:]).cpu().numpy()).reshape(-1, count)
-        for i, differences in enumerate(apart):
-            if differences.any():
-                where = "the input itself" if differences[0] else "an input of the region"
-                line = f"its translation and onnxruntime differ by {differences[differences > 0][0]:.2g} at {where}"
-                found[i] = f"{network.path}: {line}; nothing is certified, please report this model"
+        apart, explained, _ = agreement.disagreements(network, flat)
+        wrong = ~(apart <= explained).reshape(points.shape[:2])
+        for i in wrong.any(1).nonzero()[0].tolist():
+            place = int(wrong[i].argmax())
+            where = "an input of the region" if place else "the input itself"
+            line = f"its translation and onnxruntime differ by {apart.reshape(wrong.shape)[i, place]:.2g} at {where}"
+            found[i] = f"{network.path}: {line}; nothing is certified, please report this model"
     return found
 
 

@@ -22,7 +22,7 @@ from ..propagate.methods import Method, find_method
 from ..propagate.perturbation import Perturbation, Region
 from ..propagate.structure import Structure, pieces
 from .prove import Bracket, Effort, prove
-from .replay import disagreements
+from .replay import contradictions
 from .result import Record, Result, Verdict
 from .unsafe import Unsafe, class_change
 
@@ -160,7 +160,7 @@ def verify_specification(
         worst = float(best.min())
         bounds.append(worst)
         if worst > 0:
-            for line in disagreements([network], region, _middle(region), bracket.worst, seed).values():
+            for line in contradictions([network], region, _middle(region), bracket.worst, seed).values():
                 left.add("error")
                 message = line
             continue
@@ -258,7 +258,7 @@ def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, s
     certified = [place for place, record in enumerate(records) if record.verdict is Verdict.CERTIFIED]
     places = torch.tensor(certified, dtype=torch.long, device=worst.device)
     start = case.x[[records[place].index for place in certified]]
-    found = disagreements([case.network], region.take(places), start, worst[places], seed)
+    found = contradictions([case.network], region.take(places), start, worst[places], seed)
     for k, line in found.items():
         records[certified[k]] = replace(records[certified[k]], verdict=Verdict.ERROR, bound=None, message=line)
     return records

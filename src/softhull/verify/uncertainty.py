@@ -27,7 +27,7 @@ from ..solve.layers import is_feedforward, stack_networks
 from ..solve.softmax import parse_bounds
 from .ensemble import join
 from .question import ScoreQuestion
-from .replay import disagreements
+from .replay import contradictions
 from .scores import Score, find_score
 from .stages import ByPrograms, ByWalks
 
@@ -201,7 +201,7 @@ class _Asked:
         found = solver.highest(ScoreQuestion(score, region, label, worst, at, self.outward, self.deadline))
         certified, attacked = score.from_badness(found.badness), score.value(at, label)
         clean = score.value(solver.probabilities(x), label)
-        wrong = disagreements(self.networks, region, x, worst, self.seed)
+        wrong = contradictions(self.networks, region, x, worst, self.seed)
         records = [
             ScoreRecord(
                 i,

@@ -87,14 +87,14 @@ def _compare_one(seed: int, case: Sample, folder: str, tally: Tally) -> None:
     ours = None
     if not isinstance(network, str):
         try:
-            apart, explained = disagreements(network, case.x)
+            apart, explained, overflow = disagreements(network, case.x)
         except ValueError as error:
             tally.wrong.append(f"{what}: importer: {error}")
             return
-        wrong = ~(np.isnan(apart) | (apart <= explained))
+        wrong = ~(overflow | (apart <= explained))
         if wrong.any():
             tally.wrong.append(f"{what}: importer {apart[wrong].max():.3g} away from onnxruntime")
-        elif not np.isnan(apart).all():
+        elif not overflow.all():
             tally.imported.update(operators)
         ours = network.graph(torch.from_numpy(case.x).double()).numpy()
     if not isinstance(networks, str):
