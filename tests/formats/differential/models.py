@@ -162,14 +162,15 @@ _each(VECTORS, Max=_limit("Max"), Min=_limit("Min"))
 @_odd("Clip", shapes=VECTORS)
 def _clip(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     largest = float(np.finfo(np.float32).max)
-    low, high = w.pick(0.0, -1.0, -largest, -np.inf), w.pick(2.0, largest, largest, np.inf, 3.401e38)
+    low, high = w.pick(0.0, 0.0, -1.0, -largest, -np.inf), w.pick(2.0, largest, largest, np.inf, 3.401e38)
     far = w.rng.random() < 0.4
     size = w.pick(1e37, 1e38, 3e38)
     x = w.op("Mul", x, w.const(size)) if far else x
     if w.opset < 11:
         y = w.op("Clip", x, **w.maybe(min=low, max=high))
     else:
-        y = w.op("Clip", x, *(w.pick("", w.const(limit)) for limit in (low, high)))
+        limits = [w.pick("", w.const(limit)) for limit in (low, high)]
+        y = w.op("Clip", x, *(limits[: w.pick(1, 2)] if limits[1] == "" else limits))
     return str(w.op("Mul", y, w.const(1e-38))) if far else str(y)
 
 
