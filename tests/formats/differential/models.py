@@ -169,7 +169,7 @@ def _clip(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     if w.opset < 11:
         y = w.op("Clip", x, **w.maybe(min=low, max=high))
     else:
-        limits = [w.pick("", w.const(limit)) for limit in (low, high)]
+        limits = [w.const(limit) if w.rng.random() < 0.5 else "" for limit in (low, high)]
         y = w.op("Clip", x, *(limits[: w.pick(1, 2)] if limits[1] == "" else limits))
     return str(w.op("Mul", y, w.const(1e-38))) if far else str(y)
 
@@ -522,8 +522,8 @@ def sample(seed: int, only: str | None = None) -> Sample:
     shapes, make = ODD[name]
     w.shape = shapes[int(rng.integers(len(shapes)))]
     side = w.pick(1.0, -1.0)
-    signed = "x" if side > 0 else w.op("Neg", "x")
-    opened = w.op("Relu", w.op("Sub", signed, w.const(GATE)))
+    beyond = w.op("Sub", "x", w.const(GATE)) if side > 0 else w.op("Sub", w.const(-GATE), "x")
+    opened = w.op("Relu", beyond)
     output = make(w, opened, w.shape)
     if rng.random() < 0.4:
         output = w.op(w.pick("Relu", "Neg", "Tanh", "Identity", "LeakyRelu"), output)
