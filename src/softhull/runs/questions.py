@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..boxes import as_index
 from ..errors import InvalidInput
 from .tasks import Answer, Task
 
@@ -96,7 +97,7 @@ class Robustness(Question):
             raise InvalidInput(f"unknown property {found['property']!r}; choose all, runner-up or targets")
         if (found["property"] == "targets") != bool(found["targets"]):
             raise InvalidInput("property 'targets' and a list of targets belong together")
-        return found | {"targets": found["targets"] and tuple(int(target) for target in found["targets"])}
+        return found | {"targets": found["targets"] and tuple(as_index(t, "targets") for t in found["targets"])}
 
     def ask(
         self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
