@@ -93,7 +93,7 @@ class LinearBounds:
 
     def check_time(self) -> None:
         """Raise OutOfTime after the deadline (a value of ``time.monotonic``); called between pieces of work."""
-        if time.monotonic() > self.deadline:
+        if time.monotonic() >= self.deadline:
             raise OutOfTime
 
     def renew_after(self, index: int) -> None:

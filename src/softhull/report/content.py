@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..runs.rows import Row
 from ..runs.store import VERDICTS, Store
+from ..verify.scores import worst_when
 from .labels import method_labels, network_names
 from .pictures import no_pictures, pictures
 
@@ -70,13 +71,11 @@ def _task(task: dict[str, Any], label: str, network: str, picture_set: int | Non
         "hash",
     )
     plain: dict[str, Any] = {name: _plain(task[name]) for name in kept}
-    # A margin is bad when it is low, every other score when it is high.
-    worst_when = "low" if task["score"] == "margin" else "high"
     return plain | {
         "clip": _plain(clip),
         "label": label,
         "network": network,
-        "worst_when": worst_when,
+        "worst_when": "high" if task["score"] is None else worst_when(task["score"]),
         "pictures": picture_set,
     }
 

@@ -60,10 +60,14 @@ class Question(ABC):
     def softmax_bound(self, method: Any, bound: str | None) -> str:
         """The name of the softmax bound in use."""
 
+    def defaults(self) -> dict[str, Any]:
+        """All other arguments of the question."""
+        parameters = inspect.signature(self.function()).parameters
+        return {name: p.default for name, p in parameters.items() if name not in _TAKEN | self.fixed}
+
     def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
         """All other arguments of the question, the given ones in place of the defaults."""
-        parameters = inspect.signature(self.function()).parameters
-        known = {name: p.default for name, p in parameters.items() if name not in _TAKEN | self.fixed}
+        known = self.defaults()
         for key, value in given.items():
             if key not in known:
                 raise InvalidInput(f"{self.name} has no {key!r}; it has {', '.join(sorted(known))}")

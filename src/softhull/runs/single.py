@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..deadlines import OUT_OF_TIME, deadline_after
+from ..errors import StoreError
 from .campaign import Work
 from .engine import Limits, conduct
 from .local import Lost
@@ -81,58 +82,74 @@ class Asked:
             self.method,
             question.softmax_bound(self.method, self.bound),
             question.keywords(self.keywords),
+            question.defaults(),
         )
         return Work(task, self.dataset, self.indices)
 
 
 @dataclass(frozen=True)
 class Found:
-    """An answer per index, with its label, and the cost: processor seconds when it was found, seconds to get it."""
+    """An answer per index, with its label, and the cost: CPU seconds when it was found, seconds to get it.
+
+    ``differences``: where a recheck contradicts the store, ``{"index", "was", "found"}`` each.
+    """
 
     answers: list[tuple[int, int, Answer]]
     cpu_seconds: float
     seconds: float
+    differences: list[dict[str, Any]]
 
 
-def answer_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> Found:
-    """What the store knows in the end; an interrupt leaves what was done in it."""
+def answer_through_store(
+    path: str, asked: Asked, timeout: float | None = None, device: str = "cpu", recheck: bool = False
+) -> Found:
+    """What the store knows in the end; an interrupt leaves what was done in it.
+
+    ``recheck`` computes again what the store knows already.
+    """
     began = time.monotonic()
     deadline_after(timeout)
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
-    limits = Limits(budget=timeout, device=device)
+    limits = Limits(budget=timeout, device=device, recheck=recheck)
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
         conduct([work], store, InProcess(networks), find_reporter(not sys.stderr.isatty(), None), limits)
         labels = asked.dataset.y[asked.indices]
         keys = work.task.keys(asked.dataset.take(asked.indices), labels)
         known = store.answers(keys)
+        changed = {difference.key: difference for difference in store.differences}
     late = Answer("unknown", message=OUT_OF_TIME)
     answers = [(i, int(label), known.get(key, late)) for i, label, key in zip(asked.indices, labels, keys)]
-    return Found(answers, sum(answer.cpu_seconds for _, _, answer in answers), time.monotonic() - began)
+    differences = [{"index": i, **changed[key].to_dict()} for i, key in zip(asked.indices, keys) if key in changed]
+    spent = sum(answer.cpu_seconds for _, _, answer in answers)
+    return Found(answers, spent, time.monotonic() - began, differences)
 
 
-def robustness_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> Result:
+def robustness_result(found: Found, asked: Asked) -> Result:
     """The result of ``verify_robustness``."""
     from ..verify.result import Record, Result, Verdict
 
-    found = answer_through_store(path, asked, timeout, device)
-    records = tuple(
-        Record(i, Verdict(a.verdict), label, a.bound, a.attack, a.worst_input, a.message)
-        for i, label, a in found.answers
-    )
-    return Result(records, found.cpu_seconds, found.seconds, rounding=asked.method.rounding)
+    known = {verdict.value: verdict for verdict in Verdict}
+    records = []
+    for i, label, a in found.answers:
+        if a.verdict not in known:
+            raise StoreError(f"the store calls instance {i} {a.verdict}, which is no verdict of this question")
+        records.append(
+            Record(i, known[a.verdict], label, a.bound, a.attack, a.worst_input, a.message, from_store=a.from_store)
+        )
+    return Result(tuple(records), found.cpu_seconds, found.seconds, rounding=asked.method.rounding)
 
 
-def uncertainty_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> UncertaintyResult:
+def uncertainty_result(found: Found, asked: Asked) -> UncertaintyResult:
     """The result of ``verify_uncertainty``, its numbers NaN where an instance failed or the time did not suffice."""
     from ..verify.scores import find_score
     from ..verify.uncertainty import ScoreRecord, UncertaintyResult
 
-    found = answer_through_store(path, asked, timeout, device)
     records = []
     for i, label, a in found.answers:
         bound, attack, clean = (np.nan if number is None else number for number in (a.bound, a.attack, a.clean))
         worst = np.array([]) if a.worst_input is None else a.worst_input
-        records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message))
+        failed = a.verdict == "error"
+        records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message, failed, from_store=a.from_store))
     score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
     return UncertaintyResult(score, tuple(records), (), found.cpu_seconds, found.seconds, rounding)

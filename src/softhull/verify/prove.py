@@ -285,7 +285,7 @@ def _together(bounds: LinearBounds) -> int:
 
 def _attack(graph: Graph, region: Region, unsafe: Unsafe, effort: Effort, found: Bracket, instances: Tensor) -> None:
     """First every group at once, then each open group of what is not broken by then."""
-    if not len(instances) or time.monotonic() > effort.deadline:
+    if not len(instances) or time.monotonic() >= effort.deadline:
         return
     start = found.worst
 

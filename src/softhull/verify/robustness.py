@@ -91,7 +91,7 @@ def certified_radius(
     failed = torch.full_like(proved, perturbation.eps)
     here = failed.clone()
     for _ in range(steps + 1):
-        if time.monotonic() > effort.deadline:
+        if time.monotonic() >= effort.deadline:
             break
         region = perturbation.around(case.exact, here, dtype)
         result = _run(case, region, unsafe, find_method(method), effort)
@@ -236,7 +236,7 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
     stopped = False
     while waiting:
         batch = waiting.pop(0)
-        if stopped or time.monotonic() > effort.deadline:
+        if stopped or time.monotonic() >= effort.deadline:
             message = _INTERRUPTED if stopped else OUT_OF_TIME
             records |= {i: Record(i, Verdict.UNKNOWN, int(case.labels[i]), message=message) for i in batch.tolist()}
             continue
