@@ -31,6 +31,7 @@ from .writer import Writer, honest
 
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, CertificateError)
 GREEDY = 0.7  # of the forgeries
+QUIET = ("planes", "form", "logits")  # claims that ask for no rules
 MOST_SEEDS = 24  # of one instance
 
 
@@ -132,7 +133,8 @@ def kinds(step: Any) -> Iterator[str]:
     if not isinstance(step, dict):
         return
     yield str(step.get("claim"))
-    for rule in step.get("rules", {}).values():
+    rules = step.get("rules")
+    for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
         for key in ("slope", "planes", "functions", "split", "multipliers", "below"):
             if key in rule:
                 yield f"rule {key}"
@@ -156,7 +158,8 @@ class Hunt:
         except (ModelError, NoProof, Refused) as problem:
             self.refusal = str(problem)
         if self.seeds:
-            self.writer = Writer(instance, self.networks, self.rng)
+            pool = self.truth.pool_of(self.seeds[0].certificate.header, self.seeds[0].certificate.arrays)
+            self.writer = Writer(instance, self.networks, pool, self.rng)
         self.honest = len(self.seeds)
 
     def _start(self, certificate: Certificate) -> None:

@@ -19,7 +19,7 @@ from softhull.checker.session import exactly
 from softhull.formats.onnx import load_onnx
 
 from .networks import Instance
-from .truth import Truth
+from .truth import Pool, Truth
 
 Step = dict[str, Any]
 STRANGE: list[Any] = [
@@ -88,8 +88,8 @@ class Forgery:
 class Writer:
     """Changes of certificates of one instance, and steps made up for it."""
 
-    def __init__(self, instance: Instance, networks: Networks, rng: np.random.Generator) -> None:
-        self.instance, self.networks, self.rng = instance, networks, rng
+    def __init__(self, instance: Instance, networks: Networks, pool: Pool, rng: np.random.Generator) -> None:
+        self.instance, self.networks, self.pool, self.rng = instance, networks, pool, rng
         self.tensors = list(networks.tensors)
         self.curved = [i for i, n in enumerate(networks.nodes) if isinstance(n, Kink | Product | Softmax)]
         self.softmaxes = [i for i in self.curved if isinstance(networks.nodes[i], Softmax)]
@@ -165,12 +165,26 @@ class Writer:
         if self.rng.random() < 0.5:
             step["rules"] = made
         else:
-            step["rules"] = {**step.get("rules", {}), **dict([self._pick(list(made.items()))] if made else [])}
+            kept = step["rules"] if isinstance(step.get("rules"), dict) else {}
+            step["rules"] = kept | dict([self._pick(list(made.items()))] if made else [])
+
+    def double_planes(self, draft: Draft, other: Certificate) -> None:
+        """Planes twice over, here and in the weights of rules that use them."""
+        known = [n for n, step in enumerate(draft.steps) if isinstance(step, dict) and step.get("claim") == "planes"]
+        if not known:
+            return
+        number = self._pick(known)
+        users = [h for n in range(number, len(draft.steps)) for h in draft.holders(n) if h.get("planes") == number]
+        for holder in [draft.touch(number), *users]:
+            for side in ("below", "above"):
+                held = draft.arrays.get(str(holder.get(side)), np.zeros(()))
+                if held.ndim:
+                    holder[side] = draft.keep(np.concatenate((held, held)))
 
     def move_rule(self, draft: Draft, other: Certificate) -> None:
         number = self._place(draft)
         rules = draft.touch(number).get("rules") if number is not None else None
-        if rules:
+        if isinstance(rules, dict) and rules:
             rules[self._pick(self.tensors)] = rules.pop(self._pick(list(rules)))
 
     def move_steps(self, draft: Draft, other: Certificate) -> None:
@@ -202,16 +216,21 @@ class Writer:
             draft.insert(len(draft.steps), self._random_step(draft), fix=False)
 
     def change_property(self, draft: Draft, other: Certificate) -> None:
+        """Mostly statements that are false, some of them hardly."""
         K = self.networks.logits[0].size
-        label, scale = int(self.rng.integers(-1, K + 1)), 10.0 ** self.rng.uniform(-6, 1)
+        label, less = int(self.rng.integers(0, K)), self._pick([1e-9, 1e-3, 0.1])
         made: list[Any] = [
             {"kind": "class", "label": label, "rivals": self.rng.integers(0, K, int(self.rng.integers(1, 3))).tolist()},
             {"kind": "class", "label": label, "rivals": [k for k in range(K) if k != label]},
-            {"kind": "score", "score": self._pick(list(SCORES)), "label": label, "bound": scale},
-            {"kind": "score", "score": self._pick(list(SCORES)), "label": label, "bound": 1 - scale},
+            draft.header["property"],
+            other.header["property"],
         ]
-        found = dict(self._pick([*made, draft.header["property"], other.header["property"]]))
-        if self.rng.random() < 0.3:
+        for score in SCORES if K > 1 else ():
+            worst = float(self.pool.worst_score(score, label))
+            bound = worst + less if score == "margin" else worst - less
+            made.append({"kind": "score", "score": score, "label": label, "bound": bound})
+        found = dict(self._pick(made))
+        if self.rng.random() < 0.2:
             found[self._pick(list(found))] = self._pick(STRANGE)
         draft.header["property"] = found
 
@@ -306,7 +325,7 @@ class Writer:
             for side in ("below", "above"):
                 held = draft.arrays.get(str(step.get(side)), np.zeros(1))
                 P = len(held) if held.ndim else 1
-                rule[side] = self._shares(P, R, K) / max(P, 1)
+                rule[side] = self._shares(P, R, K) / (max(P, 1) if self.rng.random() < 0.8 else 1)
             return rule
         assert isinstance(node, Product)
         if split:
@@ -334,6 +353,8 @@ class Writer:
             members = np.flatnonzero(np.isin(view.index.at.ravel(), row))
             if len(members):
                 names[members] = self.rng.choice(members)
+        if self.rng.random() < 0.4:
+            names[int(self.rng.integers(len(names)))] = self._pick([-1, int(self.rng.integers(len(names)))])
         return {"reference": names}
 
     def _planes(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -511,11 +532,12 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.stop, 0.08),
     (Writer.one_side, 0.08),
     (Writer.rewrite_rules, 0.12),
+    (Writer.double_planes, 0.04),
     (Writer.move_rule, 0.02),
     (Writer.move_steps, 0.08),
     (Writer.borrow, 0.08),
     (Writer.make_up, 0.2),
-    (Writer.change_property, 0.06),
+    (Writer.change_property, 0.1),
     (Writer.change_region, 0.03),
     (Writer.change_head, 0.01),
 ]
