@@ -212,24 +212,31 @@ class Writer:
 
     def make_up(self, draft: Draft, other: Certificate) -> None:
         """A few random steps, with what they need before them."""
+        for node in self.softmaxes:
+            if not self._steps_of(draft, "planes", node) and self.rng.random() < 0.5:
+                draft.insert(len(draft.steps), self._planes_step(draft, node), fix=False)
+        factors = [view.node for i in self.curved for view in self._factors(i)]
+        if factors and self.rng.random() < 0.3:
+            step = self._claim(draft, "functions", self.networks.names[self._pick(factors)])
+            draft.insert(len(draft.steps), step, fix=False)
         for _ in range(int(self.rng.integers(1, 4))):
             draft.insert(len(draft.steps), self._random_step(draft), fix=False)
 
     def change_property(self, draft: Draft, other: Certificate) -> None:
         """Mostly statements that are false, some of them hardly."""
         K = self.networks.logits[0].size
-        label, less = int(self.rng.integers(0, K)), self._pick([1e-9, 1e-3, 0.1])
+        before = draft.header["property"]
+        label = before["label"] if type(before.get("label")) is int else 0
+        label, less = self._pick([label, int(self.rng.integers(0, K))]), self._pick([1e-9, 1e-3, 0.1])
         made: list[Any] = [
             {"kind": "class", "label": label, "rivals": self.rng.integers(0, K, int(self.rng.integers(1, 3))).tolist()},
             {"kind": "class", "label": label, "rivals": [k for k in range(K) if k != label]},
-            draft.header["property"],
             other.header["property"],
         ]
-        for score in SCORES if K > 1 else ():
-            worst = float(self.pool.worst_score(score, label))
-            bound = worst + less if score == "margin" else worst - less
-            made.append({"kind": "score", "score": score, "label": label, "bound": bound})
-        found = dict(self._pick(made))
+        score = self._pick([*SCORES, *[s for s in SCORES if s == before.get("score")] * 3])
+        worst = float(self.pool.worst_score(score, label)) if 0 <= label < K and K > 1 else 0.0
+        bound = worst + less if score == "margin" else worst - less
+        found = dict(self._pick([*made, *[{"kind": "score", "score": score, "label": label, "bound": bound}] * 3]))
         if self.rng.random() < 0.2:
             found[self._pick(list(found))] = self._pick(STRANGE)
         draft.header["property"] = found
@@ -266,24 +273,26 @@ class Writer:
     # The grammar
 
     def _random_step(self, draft: Draft) -> Step:
-        number = len(draft.steps)
-        kinds = ["entries", "differences", "functions", "score"] + 2 * ["planes", "form", "logits"] * bool(
-            self.softmaxes
-        )
-        claim = self._pick(kinds)
-        if claim in ("planes", "form", "logits"):
-            node = self._pick(self.softmaxes)
-            step: Step = {"claim": claim, "tensor": self.networks.names[node]}
-            if claim == "planes":
-                step["below"], step["above"] = (draft.keep(a) for a in self._planes(node))
-            elif claim == "form":
-                step["planes"] = self._step_of(draft, number, "planes", node)
-            return step
+        quiet = ["planes", "form", "logits"] if self.softmaxes else []
+        claim = self._pick(["entries", "differences", "functions", "score", *quiet, *quiet])
+        if claim not in quiet:
+            return self._claim(draft, claim, self._pick(self.tensors))
+        node = self._pick(self.softmaxes)
+        if claim == "planes":
+            return self._planes_step(draft, node)
+        step = {"claim": claim, "tensor": self.networks.names[node]}
+        return step | ({"planes": self._step_of(draft, len(draft.steps), "planes", node)} if claim == "form" else {})
+
+    def _planes_step(self, draft: Draft, node: int) -> Step:
+        below, above = (draft.keep(a) for a in self._planes(node))
+        return {"claim": "planes", "tensor": self.networks.names[node], "below": below, "above": above}
+
+    def _claim(self, draft: Draft, claim: str, name: str) -> Step:
+        """A claim about a tensor; its bounds are to be raised, or not."""
         S = int(self.rng.choice([1, 1, 2, 3]))
-        name = self._pick(self.tensors)
         n = self.networks.tensors[name].size
-        step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
-        sided = S > 1 or self.rng.random() < 0.4
+        step: Step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
+        sided = S > 1 or claim == "functions" or self.rng.random() < 0.4
         step["upper"] = draft.keep(np.full(S, 1.0 if sided else np.inf))
         if claim == "entries":
             step["entries"] = draft.keep(self.rng.integers(0, n, S))
@@ -295,7 +304,11 @@ class Writer:
             step["rows"] = draft.keep(np.eye(n)[self.rng.integers(0, n, S)] if self.rng.random() < 0.3 else rows)
         if claim == "score":
             del step["tensor"], step["upper"]
-        return step | {"stops": bool(self.rng.random() < 0.4), "rules": self._rules(draft, number)}
+        return step | {"stops": bool(self.rng.random() < 0.4), "rules": self._rules(draft, len(draft.steps))}
+
+    def _factors(self, index: int) -> list[Any]:
+        node = self.networks.nodes[index]
+        return [node.x, node.y] if isinstance(node, Product) else []
 
     def _rules(self, draft: Draft, number: int) -> dict[str, Any]:
         """A rule for every node that asks for one."""
@@ -372,18 +385,18 @@ class Writer:
 
     def _step_of(self, draft: Draft, number: int, claim: str, node: int) -> int:
         """An earlier step of a kind about a node; any number where there is none, and now and then anyway."""
-        known = [
-            i
-            for i, step in enumerate(draft.steps[:number])
-            if isinstance(step, dict)
-            and step.get("claim") == claim
-            and isinstance(step.get("tensor"), str)
-            and step["tensor"] in self.networks.tensors
-            and self.networks.tensors[step["tensor"]].node == node
-        ]
+        known = self._steps_of(draft, claim, node)
         if known and self.rng.random() < 0.95:
             return int(self._pick(known[-3:]))
         return int(self.rng.integers(0, number + 2))
+
+    def _steps_of(self, draft: Draft, claim: str, node: int) -> list[int]:
+        names = {name for name, view in self.networks.tensors.items() if view.node == node}
+        return [
+            number
+            for number, step in enumerate(draft.steps)
+            if isinstance(step, dict) and step.get("claim") == claim and str(step.get("tensor")) in names
+        ]
 
     # Small things
 
