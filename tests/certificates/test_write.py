@@ -207,3 +207,20 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
         tmp_path / "file" / "c",
     )
     assert found.exit_code == 2
+
+
+def test_softmax_rows_of_one(tmp_path: Path) -> None:
+    """A row of one is 1 whatever its logit: planes of slope 0, and second order with them."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "tall"], ["t"]),
+        helper.make_node("Softmax", ["t"], ["p"], axis=-1),
+        helper.make_node("Mul", ["p", "t"], ["m"]),
+        helper.make_node("Reshape", ["m", "flat"], ["q"]),
+        helper.make_node("Gemm", ["q", "w"], ["y"]),
+    ]
+    constants = {"tall": np.array([2, 1]), "flat": np.array([1, 2]), "w": np.array([[1, -1], [0, 0.5]], np.float32)}
+    model = save(tmp_path / "m.onnx", nodes, constants, [1, 2])
+    write_certificate(tmp_path / "c.npz", class_certificate(model, np.array([1.0, 0.5]), 0, Perturbation(0.5)))
+    assert check_certificate(tmp_path / "c.npz", [model]).accepted
+    with pytest.raises(NoProof):  # y0 - y1 = 2 x0 - x1 / 2
+        class_certificate(model, np.array([1.0, 0.5]), 0, Perturbation(0.8))

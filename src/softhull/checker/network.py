@@ -355,7 +355,10 @@ class _Reader:
             raise self._bad(f"there are two tensors {quoted(name)}")
         if isinstance(found, View) and not found.size:
             raise self._bad(f"tensor {quoted(name)} is empty")
-        self.networks.spend(found.size)
+        try:
+            self.networks.spend(found.size)
+        except ModelError as problem:
+            raise self._bad(str(problem)) from None
         self.values[name] = found
         if isinstance(found, View):
             self.networks.tensors[f"{self.number}:{name}"] = found

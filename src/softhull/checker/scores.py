@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
+from ..errors import quoted
 from .balls import ONE, ZERO, Floats, exact
 from .certificate import Refused
 from .network import Networks
@@ -22,8 +23,8 @@ def score_bound(
 ) -> str:
     """The bound in words, where the proved rows imply it; otherwise Refused."""
     name, label, bound = claim["score"], claim["label"], claim["bound"]
-    if name not in SCORES or not isinstance(bound, float) or not np.isfinite(bound):
-        raise Refused(f"score {str(name)[:20]!r} is not covered, or its bound is no number")
+    if not isinstance(name, str) or name not in SCORES or not isinstance(bound, float) or not np.isfinite(bound):
+        raise Refused(f"score {quoted(name)} is not covered, or its bound is no number")
     K = networks.probabilities[0].size
     if K < 2 or label >= K or any(output.size != K for output in networks.probabilities):
         raise Refused("the networks do not have the same two or more classes, or the label is none of them")
@@ -36,7 +37,9 @@ def score_bound(
     below, sense = SCORES[name](rows, label, low, high, arb(bound))
     if not below:
         raise Refused(f"the {name} is not proved to be {sense} {bound!r}")
-    return f"the {name} for class {label} is {sense} {bound!r}"
+    M = len(networks.probabilities)
+    whose = "" if M == 1 else f" of the mean of {M} networks"
+    return f"the {name} for class {label}{whose} is {sense} {bound!r}"
 
 
 def _picked(rows: Any, coefficients: Mapping[int, int], K: int) -> arb:
@@ -50,19 +53,23 @@ def _picked(rows: Any, coefficients: Mapping[int, int], K: int) -> arb:
 
 
 def _nll(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``-log p_y <= b`` where ``p_y >= e^-b``."""
     return _picked(rows, {label: 1}, len(low)) >= (-bound).exp(), "at most"
 
 
 def _error(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``1 - p_y <= b`` where ``p_y >= 1 - b``."""
     return _picked(rows, {label: 1}, len(low)) >= ONE - bound, "at most"
 
 
 def _confidence(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``max_k p_k <= b`` where ``-p_k >= -b`` for every k."""
     K = len(low)
     return all(_picked(rows, {k: -1}, K).max(-high[k]) >= -bound for k in range(K)), "at most"
 
 
 def _margin(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``p_y - max_{k != y} p_k >= b`` where ``p_y - p_k >= b`` for every other k, of which there is one at least."""
     K = len(low)
     others = [k for k in range(K) if k != label]
     return all(_picked(rows, {label: 1, k: -1}, K).max(low[label] - high[k]) >= bound for k in others), "at least"
