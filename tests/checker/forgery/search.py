@@ -23,6 +23,7 @@ from softhull.checker.check import _Check, conclusion
 from softhull.checker.forms import Forms
 from softhull.checker.network import Networks, Softmax
 from softhull.checker.replay import Knowledge
+from softhull.checker.statement import read_statement
 from softhull.errors import ModelError
 
 from .networks import Instance
@@ -222,18 +223,19 @@ class Hunt:
         """The checker's states before each step and at the end, appended to ``states`` as far as it comes."""
         states = [] if states is None else states
         steps = certificate.header["steps"]
+        statement = read_statement(certificate.header, self.instance.paths, self.networks.digests, None)
         if before is None:
-            check: Any = kind(certificate, self.networks, self.instance.paths)
+            check: Any = kind(certificate, self.networks, statement)
             states.append(fork(check))
         else:
             states += before
             check = fork(before[-1])
             check.__class__ = kind
-            check.certificate, check.header = certificate, certificate.header
+            check.certificate, check.header, check.statement = certificate, certificate.header, statement
         for number in range(len(states) - 1, len(steps)):
             check._step(number, steps[number])
             states.append(fork(check))
-        conclusion(certificate.header["property"], self.networks, check.known, check.scores)
+        conclusion(statement.property, self.networks, check.known, check.scores)
         return states
 
     def _look(self, certificate: Certificate, states: Sequence[_Check], followed: int, begin: int, accepted: bool) -> float:

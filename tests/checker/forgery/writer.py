@@ -44,8 +44,6 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
     region = instance.region
     if len(logits) > 1:
         yield margins(instance, label, rivals=[])
-    if any(isinstance(node, Softmax) and node.rows.shape[1] == 1 for node in parsed.nodes[:-1]):
-        return  # the writer has no planes for rows of one entry
     if len(instance.models) == 1:
         try:
             yield class_certificate(instance.paths[0], instance.x, label, region)
