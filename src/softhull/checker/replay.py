@@ -152,7 +152,7 @@ class Knowledge:
         if isinstance(node, Input):
             return self.region.lower, self.region.upper
         if isinstance(node, Kink):
-            lower, upper = (exact(end) for end in self.box(node.x))
+            lower, upper = (exact(np.minimum(end, node.limit)) for end in self.box(node.x))
             slope = arb(node.slope)
             return outward(*(positive(end) + slope * negative(end) for end in (lower, upper)))
         if isinstance(node, Softmax):
@@ -319,7 +319,7 @@ class Knowledge:
         share = _array(rule, "slope", len(A), node.size, low=0.0, high=1.0)
         share = share if np.ndim(rule["slope"]) > 1 else share[0]  # one slope per entry serves all rows
         slope, offset = self.chords(node)
-        lower, upper = self.box(node.x)
+        lower, upper = self._below_limit(node)
         left = arb(node.slope)
         below = np.where((lower < 0) & (upper > 0), left + (ONE - left) * exact(share), slope)
         up, down = positive(A), negative(A)
@@ -331,13 +331,20 @@ class Knowledge:
         """Slopes and offsets of the lines above a kink over its proved range; where it is straight, of itself."""
         left = arb(node.slope)
         slope, offset = zeros(node.size), zeros(node.size)
-        for i, (low, high) in enumerate(zip(*(end.tolist() for end in self.box(node.x)))):
+        for i, (low, high) in enumerate(zip(*(end.tolist() for end in self._below_limit(node)))):
             if low >= 0 or high <= 0:
                 slope[i] = ONE if low >= 0 else left
             else:
                 slope[i] = (arb(high) - left * arb(low)) / (arb(high) - arb(low))
                 offset[i] = arb(high) * (ONE - slope[i])
         return slope, offset
+
+    def _below_limit(self, node: Kink) -> tuple[Floats, Floats]:
+        """The range of what goes into a kink, where it is proved to stay below its limit."""
+        lower, upper = self.box(node.x)
+        if not (upper <= node.limit).all():
+            raise Refused("an operand of a Clip that may exceed its limit")
+        return lower, upper
 
     def _softmax(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         """Off every row a multiple of ``sum_k p_k = 1``, then mixtures of proved planes and constant bounds.
