@@ -105,7 +105,7 @@ class ByWalks:
         yield before
         if any(isinstance(node.operator, Bilinear) for ensemble in self.ensembles for node in ensemble.graph.nodes):
             classes = torch.stack((question.label, question.at.argmax(1)), 1)
-            after = question.highest(SecondOrderWalks(first, method, classes))
+            after = question.highest(SecondOrderWalks.after(first, method, classes))
             yield after
         left = (~(after.badness < before.badness)).nonzero()[:, 0]
         if automatic and automatic.optimize and len(left):
@@ -114,4 +114,4 @@ class ByWalks:
 
     def _walks(self, question: ScoreQuestion, method: Linear) -> Walks:
         deadline = math.inf if question.deadline is None else question.deadline
-        return Walks(self.ensembles, question.region, method, question.worst, deadline)
+        return Walks.of(self.ensembles, question.region, method, question.worst, deadline)
