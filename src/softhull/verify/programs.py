@@ -20,7 +20,7 @@ class Programs:
     relaxation: Relaxation
     method: Any
     separate: bool
-    deadline: float | None
+    deadline: float
 
     def probabilities(self) -> Interval:
         """Ranges ``[B, K]`` of the mean probabilities."""
