@@ -20,7 +20,7 @@ from ...graph.graph import Graph
 from ...graph.operator import Affine, Bilinear, Elementwise, Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import share
+from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
 from .affine_form import AffineForm, Basis, input_form
 from .elementwise import parallel_band
@@ -424,7 +424,7 @@ class Forms:
         lower, upper = (end.movedim(axis + 1, -1).reshape(error.shape) for end in self.bounds.interval(index))
         flat = ~(error < (upper - lower) / 2)
         value = torch.where(flat, lower + (upper - lower) / 2, value)
-        error = torch.where(flat, (upper - lower) / 2 + 4 * torch.finfo(lower.dtype).eps, error)
+        error = torch.where(flat, (upper - lower) / 2 + ulps(4, lower.dtype), error)  # probabilities are at most one
         slope = torch.where(flat[..., None], 0.0, slope)
 
         def back(t: Tensor) -> Tensor:
@@ -442,7 +442,7 @@ class Forms:
         slope = lower.new_zeros(1, self.basis.size, *node.shape)
         radius = (upper - lower) / 2
         self.errors[index] = radius
-        radius = radius + 4 * torch.finfo(radius.dtype).eps
+        radius = radius + ulps(4, radius.dtype)  # half a difference and a sum of numbers of at most one
         return self._with_noise(lower + radius, slope, radius, torch.zeros_like(radius))
 
 

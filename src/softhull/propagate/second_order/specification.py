@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...graph.operator import Bilinear
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import share
+from ...graph.rounding import accumulated, share
 from .. import softmax as softmaxes
 from ..crown import LinearBounds, LinearWalk
 from ..knowledge import Knowledge
@@ -26,7 +26,7 @@ from ..structure import pieces, positions
 from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .blocks import BlockQuadratic
-from .dual import bound, maximise, rounding, vertex_minimiser
+from .dual import bound, maximise, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
@@ -66,7 +66,7 @@ class Quadratic:
             reach = basis.reach[..., None]
             lost = lost + (reach.mT @ (c.abs() @ reach))[:, 0, 0]
         operations = 4 * max(basis.size for basis in self.bases) + len(self.bases) + 4
-        return B, rounding(B, operations) * lost
+        return B, accumulated(operations, B.dtype) * lost
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """One map and one matrix for all bases."""
