@@ -29,7 +29,7 @@ def contradictions(
     too_large = ~(torch.maximum(region.lower.abs(), region.upper.abs()).flatten(1) <= LARGEST_INPUT).all(1)
     found = dict.fromkeys(
         too_large.nonzero()[:, 0].tolist(),
-        "inputs beyond 2^60 are not what networks are read for; nothing is certified",
+        "networks are read for inputs up to 2^60; nothing is certified beyond",
     )
     for network in files:
         apart, explained, _ = agreement.disagreements(network, flat)
