@@ -155,3 +155,15 @@ def test_a_competition_gets_the_verdict_error(tmp_path: Path, monkeypatch: pytes
     found = decide(tmp_path / "m.onnx", tmp_path / "p.vnnlib", 20, None)
     assert found.result == "error"
     assert "onnxruntime" in found.message
+
+
+def test_inputs_beyond_what_networks_are_read_for_are_not_certified() -> None:
+    """Limits of a Clip that no ordinary input reaches are dropped at import, so that a region beyond has no proof."""
+    flat = np.zeros((INPUTS, 2), np.float32)
+    content = build((1, INPUTS), lambda b: str(b.op("Add", b.op("MatMul", "x", b.const(flat)), b.const([[1, 0]]))))
+    network = parse_onnx(content, "m.onnx", None)
+    x = np.stack([np.zeros((1, INPUTS)), np.full((1, INPUTS), 2.0**61)])
+    near, far = verify_robustness(network, x, [0, 0], Perturbation(0.5)).records
+    assert near.verdict is Verdict.CERTIFIED
+    assert far.verdict is Verdict.ERROR
+    assert "2^60" in far.message

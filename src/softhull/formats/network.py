@@ -11,6 +11,9 @@ import numpy as np
 from ..graph.graph import Graph
 from ..graph.operator import Shape
 
+# A network is read for inputs up to this size: limits of a Clip that none of them reaches are dropped.
+LARGEST_INPUT = 2.0**60
+
 
 @dataclass(frozen=True, eq=False)
 class Network:

@@ -24,7 +24,7 @@ from ..graph.ops.softmax import Softmax
 from ..graph.simplify import simplify
 from .agreement import disagreements, probes
 from .external_data import embed_external_data
-from .network import Network
+from .network import LARGEST_INPUT, Network
 from .onnx_constants import ConstantFolder
 from .onnx_rules import RULES, Value
 
@@ -33,7 +33,6 @@ MOST_NODES = 50_000
 
 OLDEST_OPSET = 7  # before, broadcasting was an attribute; runtimes promise nothing about it
 MOST_CONSTANTS = 1 << 23  # entries that constants may have beyond the bytes of the file
-LARGEST_INPUT = 2.0**60
 UNUSUAL = 2.0**100  # larger than any limit that is meant
 
 

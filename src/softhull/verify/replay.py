@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..formats import agreement
-from ..formats.network import Network
+from ..formats.network import LARGEST_INPUT, Network
 from ..graph.graph import Graph
 from ..propagate.perturbation import Region
 
@@ -26,7 +26,11 @@ def contradictions(
         return {}
     points = _points(region, start, worst, seed)
     flat = points.flatten(0, 1).cpu().numpy()
-    found: dict[int, str] = {}
+    too_large = ~(torch.maximum(region.lower.abs(), region.upper.abs()).flatten(1) <= LARGEST_INPUT).all(1)
+    found = dict.fromkeys(
+        too_large.nonzero()[:, 0].tolist(),
+        "networks are read for inputs up to 2^60; nothing is certified beyond",
+    )
     for network in files:
         apart, explained, _ = agreement.disagreements(network, flat)
         wrong = np.logical_not(apart <= explained).reshape(points.shape[:2])
