@@ -10,8 +10,7 @@ quadratic of the noise, exactly, and is kept. In the end
 from __future__ import annotations
 
 import math
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,23 +81,27 @@ class Quadratic:
         return U, C
 
 
+@dataclass(frozen=True, eq=False)
 class SecondOrderBounds:
-    """Second-order lower bounds on specifications of the output over the region of ``bounds``.
+    """Second-order lower bounds on specifications of the output over the region of ``bounds``."""
 
-    ``memory`` bounds the bytes that affine forms may take; None: 32 times what ``bounds`` may use for one tensor.
-    """
+    bounds: LinearBounds
+    forms: Forms
 
-    def __init__(self, bounds: LinearBounds, memory: int | None = None) -> None:
-        self.forms = Forms(bounds, memory)
-        self.bounds = self.forms.bounds
-        for index in self.forms.errors:  # found once here, taken along by every piece of work
-            softmaxes.row_planes(self.bounds, index)
+    @staticmethod
+    def of(bounds: LinearBounds, memory: int | None = None) -> SecondOrderBounds:
+        """Affine forms over the region, in ``memory`` bytes (by default 32 times what ``bounds`` may use for a tensor).
+
+        The bounds it works with know the differences that the forms gave.
+        """
+        forms = Forms(bounds, memory).build()
+        for index in forms.errors:  # found once here, taken along by every piece of work
+            softmaxes.row_planes(forms.bounds, index)
+        return SecondOrderBounds(forms.bounds, forms)
 
     def knowing(self, knowledge: Knowledge) -> SecondOrderBounds:
         """The same with other knowledge for its linear walks."""
-        other = copy(self)
-        other.bounds = self.bounds.knowing(knowledge)
-        return other
+        return replace(self, bounds=self.bounds.knowing(knowledge))
 
     def quadratic(
         self, rows: Tensor, instances: Tensor, near: Tensor | None = None, index: int | None = None
