@@ -221,7 +221,7 @@ class Writer:
             if not self._steps_of(draft, "planes", node) and self.rng.random() < 0.5:
                 draft.insert(len(draft.steps), self._planes_step(draft, node), fix=False)
         factors = [view.node for i in self.curved for view in self._factors(i)]
-        if factors and self.rng.random() < 0.3:
+        if factors and self.rng.random() < 0.5:
             step = self._claim(draft, "functions", self.networks.names[self._pick(factors)])
             draft.insert(len(draft.steps), step, fix=False)
         for _ in range(int(self.rng.integers(1, 4))):
@@ -357,9 +357,10 @@ class Writer:
             side = int(self.rng.integers(2))
             rule = {"split": side}
             return rule | self._reference(node, side)
-        if self.rng.random() < 0.5:
-            return {"below": self._shares(node.size), "above": self._shares(node.size)}
         keep = int(self.rng.integers(2))
+        useful = bool(self._steps_of(draft, "functions", (node.y, node.x)[keep].node))
+        if self.rng.random() < (0.3 if useful else 0.9):
+            return {"below": self._shares(node.size), "above": self._shares(node.size)}
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         steps = [self._step_of(draft, number, "functions", other.node)]
         held = draft.arrays.get(str(draft.steps[steps[0]].get("rows")), np.zeros(1)) if steps[0] < number else None
