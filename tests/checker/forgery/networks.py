@@ -53,8 +53,9 @@ def _leaky(b: Builder) -> str:
 
 
 def _product(b: Builder) -> str:
-    """``(x0 x1 + 1/2, 0)``, the product of two gathered entries."""
-    first, second = (b.op("Gather", "x", b.ints(i), axis=1) for i in (0, 1))
+    """``(x0 x1 + 1/2, 0)``: a stop between the product and the input leaves out what was split off."""
+    first = b.op("MatMul", "x", b.const([[1.0], [0.0]]))
+    second = b.op("Gather", "x", b.ints(1), axis=1)
     return str(b.op("MatMul", b.op("Mul", first, second), b.const([[1.0, 0.0]])) and _plus(b, [[0.5, 0.0]]))
 
 

@@ -139,13 +139,16 @@ class Writer:
             draft.touch(number)["stops"] = bool(self.rng.integers(4))
 
     def one_side(self, draft: Draft, other: Certificate) -> None:
-        """Fewer rows, one side each: what a split asks for."""
         number = self._place(draft)
-        step = draft.steps[number] if number is not None else {}
-        lower = draft.arrays.get(str(step.get("lower")))
-        if number is None or lower is None or not lower.ndim or not len(lower):
-            return
+        if number is not None:
+            self._keep_one_row(draft, number)
+
+    def _keep_one_row(self, draft: Draft, number: int) -> None:
+        """One row of a claim, and its lower bound only: what a split asks for."""
         step = draft.touch(number)
+        lower = draft.arrays.get(str(step.get("lower")))
+        if lower is None or not lower.ndim or not len(lower):
+            return
         row = int(self.rng.integers(len(lower)))
         for key in ("lower", "upper", "entries", "rows"):
             held = draft.arrays.get(str(step.get(key)), np.zeros(()))
@@ -158,8 +161,12 @@ class Writer:
         number = self._place(draft)
         if number is None:
             return
+        split = self._splits()
+        if split and self.rng.random() < 0.8:
+            self._keep_one_row(draft, number)
         step = draft.touch(number)
-        made = self._rules(draft, number)
+        sides = [draft.arrays.get(str(step.get(side)), np.full(1, np.inf)) for side in ("lower", "upper")]
+        made = self._rules(draft, number, sum(int(np.isfinite(side).sum()) for side in sides), split)
         if self.rng.random() < 0.5:
             step["rules"] = made
         else:
@@ -214,7 +221,7 @@ class Writer:
             if not self._steps_of(draft, "planes", node) and self.rng.random() < 0.5:
                 draft.insert(len(draft.steps), self._planes_step(draft, node), fix=False)
         factors = [view.node for i in self.curved for view in self._factors(i)]
-        if factors and self.rng.random() < 0.3:
+        if factors and self.rng.random() < 0.5:
             step = self._claim(draft, "functions", self.networks.names[self._pick(factors)])
             draft.insert(len(draft.steps), step, fix=False)
         for _ in range(int(self.rng.integers(1, 4))):
@@ -287,10 +294,11 @@ class Writer:
 
     def _claim(self, draft: Draft, claim: str, name: str) -> Step:
         """A claim about a tensor; its bounds are to be raised, or not."""
-        S = int(self.rng.choice([1, 1, 2, 3]))
+        split = self._splits() and claim != "functions"
+        S = 1 if split else int(self.rng.choice([1, 1, 2, 3]))
         n = self.networks.tensors[name].size
         step: Step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
-        sided = S > 1 or claim == "functions" or self.rng.random() < 0.4
+        sided = not split and (claim == "functions" or self.rng.random() < 0.6)
         step["upper"] = draft.keep(np.full(S, 1.0 if sided else np.inf))
         if claim == "entries":
             step["entries"] = draft.keep(self.rng.integers(0, n, S))
@@ -302,18 +310,24 @@ class Writer:
             step["rows"] = draft.keep(np.eye(n)[self.rng.integers(0, n, S)] if self.rng.random() < 0.3 else rows)
         if claim == "score":
             del step["tensor"], step["upper"]
-        return step | {"stops": bool(self.rng.random() < 0.4), "rules": self._rules(draft, len(draft.steps))}
+        wanted = S * (2 if sided and claim != "score" else 1)
+        rules = self._rules(draft, len(draft.steps), wanted, split)
+        return step | {"stops": bool(self.rng.random() < 0.4), "rules": rules}
+
+    def _splits(self) -> bool:
+        """Whether to try second order."""
+        products = any(isinstance(self.networks.nodes[i], Product) for i in self.curved)
+        return products and bool(self.rng.random() < 0.4)
 
     def _factors(self, index: int) -> list[Any]:
         node = self.networks.nodes[index]
         return [node.x, node.y] if isinstance(node, Product) else []
 
-    def _rules(self, draft: Draft, number: int) -> dict[str, Any]:
-        """A rule for every node that asks for one."""
+    def _rules(self, draft: Draft, number: int, wanted: int, split: bool) -> dict[str, Any]:
+        """A rule for every node that asks for one, in a walk with so many rows."""
         found: dict[str, Any] = {}
-        split = self.rng.random() < 0.4
         for index in self.curved:
-            rule = self._rule(draft, number, index, split)
+            rule = self._rule(draft, number, index, wanted, split)
             found[self.networks.names[index]] = {
                 key: draft.keep(value) if isinstance(value, np.ndarray) else value for key, value in rule.items()
             }
@@ -324,7 +338,7 @@ class Writer:
             }
         return found
 
-    def _rule(self, draft: Draft, number: int, index: int, split: bool) -> Step:
+    def _rule(self, draft: Draft, number: int, index: int, wanted: int, split: bool) -> Step:
         node = self.networks.nodes[index]
         if isinstance(node, Kink):
             return {"slope": self._shares(node.size)}
@@ -343,15 +357,16 @@ class Writer:
             side = int(self.rng.integers(2))
             rule = {"split": side}
             return rule | self._reference(node, side)
-        if self.rng.random() < 0.5:
-            return {"below": self._shares(node.size), "above": self._shares(node.size)}
         keep = int(self.rng.integers(2))
+        useful = bool(self._steps_of(draft, "functions", (node.y, node.x)[keep].node))
+        if self.rng.random() < (0.3 if useful else 0.9):
+            return {"below": self._shares(node.size), "above": self._shares(node.size)}
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         steps = [self._step_of(draft, number, "functions", other.node)]
         held = draft.arrays.get(str(draft.steps[steps[0]].get("rows")), np.zeros(1)) if steps[0] < number else None
         most = max(len(held), 1) if held is not None and held.ndim else 1
         rule = {"keep": keep, "functions": steps, "weight": self._shares(1, kept.size)}
-        rule["rows"] = self.rng.integers(0, most, (1, kept.size))
+        rule["rows"] = self.rng.integers(0, most, (wanted, kept.size))
         return rule | self._reference(node, keep)
 
     def _reference(self, node: Product, side: int) -> Step:
