@@ -11,6 +11,7 @@ import torch
 
 from ..formats.differential.compare import compare, summary
 from .graphs import check_graph
+from .methods import method_round
 from .planes import KINDS, Tally, check_planes
 
 FORMATS = (torch.float64, torch.float32)
@@ -48,6 +49,25 @@ def run(seed: int, seconds: float, checks: int, instances: int, rounding: str = 
     return planes, graphs, done
 
 
+def run_methods(seed: int, seconds: float, networks: int) -> Tally:
+    """Margins and scores of so many random attention networks by all methods, or until the time is up."""
+    tally, end = Tally(), time.monotonic() + seconds
+    for done in range(networks):
+        if time.monotonic() > end:
+            break
+        found = method_round(seed + done)
+        tally.merge(found)
+        if found.violations:
+            print(f"seed {seed + done}: {found.violations} violations, {(found.wrong or [''])[0]}", flush=True)
+        if (done + 1) % 100 == 0:
+            print(f"next seed {seed + done + 1}: {_about(tally, done + 1)}", flush=True)
+    return tally
+
+
+def _about(tally: Tally, networks: int) -> str:
+    return f"{networks} attention networks, {tally.checks} margins and scores, {tally.violations} violations"
+
+
 def _line(planes: Tally, graphs: Tally, done: int) -> str:
     return (
         f"{planes.checks} (box, point, bound) checks, {planes.exact} of them in ball arithmetic, "
@@ -63,6 +83,7 @@ def main() -> int:
     parser.add_argument("--checks", type=int, default=10_000_000)
     parser.add_argument("--instances", type=int, default=20_000)
     parser.add_argument("--models", type=int, default=20_000, help="random ONNX files, read three times each")
+    parser.add_argument("--networks", type=int, default=5000, help="attention networks for all methods")
     parser.add_argument("--rounding", choices=["outward", "nearest"], default="outward")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,8 +92,11 @@ def main() -> int:
     planes, graphs, done = run(seed, 60 * asked.minutes, asked.checks, asked.instances, asked.rounding)
     print(_line(planes, graphs, done))
     readings = compare(range(seed, seed + asked.models))
-    print("\n".join((*readings.wrong, summary(readings))))
-    return 1 if planes.violations or graphs.violations or readings.wrong else 0
+    print("
+".join((*readings.wrong, summary(readings))))
+    methods = run_methods(seed, 60 * asked.minutes, asked.networks)
+    print(f"{methods.checks} margins and scores of attention networks, {methods.violations} violations")
+    return 1 if planes.violations or graphs.violations or readings.wrong or methods.violations else 0
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class _Work:
         """Linear bounds on every row."""
         bounds = self._bounds(method, self.region)
         for part in pieces(positions(self.rows), bounds.chunk(self.last)):
-            self.found.rows[part] = bounds.lower(self.last, self.rows[part]) - self.unsafe.offsets[part]
+            self.found.rows[part] = _less(bounds.lower(self.last, self.rows[part]), self.unsafe.offsets[part])
         return bounds
 
     def _bounds(self, method: Linear | Paper, region: Region) -> LinearBounds:
@@ -235,7 +235,7 @@ class _Work:
 
     def _keep(self, row: Tensor, instance: Tensor, low: Tensor) -> None:
         found = self.found.rows
-        better = low - self.unsafe.offsets[row, instance]
+        better = _less(low, self.unsafe.offsets[row, instance])
         found[row, instance] = torch.maximum(found[row, instance], torch.where(better.isnan(), -math.inf, better))
 
     def _open_instances(self) -> Tensor:
@@ -258,6 +258,13 @@ class _Work:
 
     def _worst_rows_open(self, row: Tensor, instance: Tensor) -> Tensor:
         return ~(self.found.rows[row, instance] > 0)
+
+
+def _less(low: Tensor, offset: Tensor) -> Tensor:
+    """A bound less an offset, below the real difference where it is not exact, and of the same sign."""
+    apart = low - offset
+    below = torch.nextafter(apart, torch.full_like(apart, -math.inf))
+    return torch.where((offset == 0) | (apart == 0) | ((apart > 0) & (below <= 0)), apart, below)
 
 
 def instances_together(bounds: LinearBounds) -> int:
