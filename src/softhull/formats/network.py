@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import SofthullError
 from ..graph.graph import Graph
 from ..graph.operator import Shape
 
@@ -69,7 +70,11 @@ class Network:
         is measured only where it is in question: the graph in the precision of the file against the graph in float64.
         """
         x = np.asarray(x, dtype=self.input_dtype).reshape(-1, *self.input_shape)
-        theirs = self.replay(x).astype(np.float64)
+        try:
+            theirs = self.replay(x).astype(np.float64)
+        except Exception as problem:
+            reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            raise SofthullError(f"{self.path}: onnxruntime cannot compute it: {reason}") from None
         ours = self._evaluated(x, torch.float64)
         if ours.shape != theirs.shape:
             return np.full(len(x), np.inf)
