@@ -92,8 +92,7 @@ def main() -> int:
     planes, graphs, done = run(seed, 60 * asked.minutes, asked.checks, asked.instances, asked.rounding)
     print(_line(planes, graphs, done))
     readings = compare(range(seed, seed + asked.models))
-    print("
-".join((*readings.wrong, summary(readings))))
+    print("\n".join((*readings.wrong, summary(readings))))
     methods = run_methods(seed, 60 * asked.minutes, asked.networks)
     print(f"{methods.checks} margins and scores of attention networks, {methods.violations} violations")
     return 1 if planes.violations or graphs.violations or readings.wrong or methods.violations else 0
