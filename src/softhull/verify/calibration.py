@@ -110,6 +110,21 @@ def worst_calibration_error(options: Options, edges: np.ndarray) -> WorstError:
     return WorstError(round_up(exact), pattern, exact)
 
 
+def worst_choice(options: Options, signs: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The confidences ``[n]`` that add most under the signs of ``worst_calibration_error``, and which are correct.
+
+    Where the lower end of a bin is approached and not reached, it is that end.
+    """
+    reach = _reach(options, edges)
+    low, high = np.maximum(options.low[:, :, None], edges[:-1]), np.minimum(options.high[:, :, None], edges[1:])
+    confidence = np.where(signs > 0, low, high)
+    gain = np.where(reach, signs * (options.correct[:, :, None] - confidence), -np.inf).reshape(len(options), -1)
+    best = gain.argmax(1)
+    option = best // (len(edges) - 1)
+    rows = np.arange(len(options))
+    return confidence.reshape(len(options), -1)[rows, best], options.correct[rows, option]
+
+
 def worst_classwise_error(least: np.ndarray, most: np.ndarray, labels: np.ndarray, edges: np.ndarray) -> float:
     """A bound on the class-wise calibration error: the mean over classes of the error of ``p_k`` against ``y = k``.
 
@@ -176,7 +191,7 @@ def reliability_bands(options: Options, edges: np.ndarray) -> Bands:
     lost = (len(options) + 4) * np.finfo(np.float64).eps
     return Bands(
         (fixed.sum(0), here.sum(0)),
-        (np.array(ends["least right"]) - lost, np.array(ends["most right"]) + lost),
+        (np.maximum(np.array(ends["least right"]) - lost, 0), np.minimum(np.array(ends["most right"]) + lost, 1)),
         (np.array(ends["lowest"]) - lost, np.array(ends["highest"]) + lost),
     )
 
