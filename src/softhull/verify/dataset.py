@@ -15,7 +15,6 @@ import torch
 
 from ..attack.score import ScoreAttack
 from ..attack.visits import OBJECTIVES, Visits, attack_samples
-from ..bounds.rounding import check_rounding
 from ..devices import device_of
 from ..errors import InvalidInput
 from ..propagate.perturbation import Perturbation
@@ -39,9 +38,9 @@ from .calibration import (
     worst_classwise_error,
     worst_reliability,
 )
-from .ranges import ARRAYS, Ranges, find_ranges, join_ranges
+from .ranges import ARRAYS, RangeFinder, Ranges, join_ranges
 from .scores import NegativeLogLikelihood
-from .uncertainty import BATCH, Networks, _inputs, _solver, find_method
+from .uncertainty import BATCH, Networks
 
 Triple = dict[str, float]  # clean, attack, certified
 
@@ -224,22 +223,19 @@ def certify_dataset(
     number of bins of equal width or their edges. ``method``, ``bound``, ``timeout``, ``rounding`` and ``device`` as
     for ``verify_uncertainty``. ``attack`` is run once for every objective that makes some metric worse.
     """
-    check_rounding(rounding)
     if timeout is not None and not timeout >= 0:
         raise InvalidInput(f"timeout must be a number of seconds of at least 0, got {timeout}")
     began, cpu = time.monotonic(), time.process_time()
     deadline = None if timeout is None else began + timeout
-    edges, place = bin_edges(bins), device_of(x, device)
-    solver = _solver(networks, find_method(method), bound, False, rounding)
-    x, y = _inputs(x, y, solver.classes, networks)
-    solver, x, y = solver.to(place), x.to(place), y.to(place)
+    edges, finder = bin_edges(bins), RangeFinder(networks, method, bound, rounding, device_of(x, device))
+    x, y = finder.inputs(x, y)
     attack = attack or ScoreAttack(restarts=2, seed=seed)
     ranges, visits = [], []
     for start in range(0, len(x), BATCH):
         here, label = x[start : start + BATCH], y[start : start + BATCH]
         region = perturbation.around(here)
-        visits.append(attack_samples(solver.probabilities, here, label, region, edges, attack, deadline))
-        ranges.append(find_ranges(solver, here, label, region, rounding == "outward", deadline=deadline))
+        visits.append(attack_samples(finder.probabilities, here, label, region, edges, attack, deadline))
+        ranges.append(finder.find(here, perturbation, label, deadline))
     cost = time.process_time() - cpu, time.monotonic() - began
     labels = y.cpu().numpy()
     return DatasetReport(perturbation.eps, labels, join_ranges(ranges), join_visits(visits), edges, *cost, rounding)

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..bounds.rounding import check_rounding
 from ..bounds.softmax import softmax_bounds
 from ..graph.operator import Interval
 from ..graph.rounding import share
-from ..propagate.perturbation import Region
+from ..propagate.perturbation import Perturbation, Region
 from ..propagate.structure import pieces, positions
 from ..solve.solution import Solution, simplex_bound
 from .question import Highest, Relaxed, ScoreQuestion
 from .scores import Brier
+from .uncertainty import BATCH, Networks, check_inputs, find_method, find_solver
 
 # A range that constant bounds leave no wider than this is not worth a program of its own.
 NARROW = 1e-2
@@ -185,6 +187,36 @@ class _Narrowed:
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
         return self.relaxed.solve(coefficients, instances)
+
+
+class RangeFinder:
+    """Certified ranges of the mean probabilities of ``networks``; arguments as for ``verify_uncertainty``."""
+
+    def __init__(self, networks: Networks, method: str | Any, bound: str, rounding: str, device: torch.device) -> None:
+        check_rounding(rounding)
+        self.networks, self.device, self.outward = networks, device, rounding == "outward"
+        self.solver = find_solver(networks, find_method(method), bound, False, rounding).to(device)
+
+    def inputs(self, x: Any, y: Any = None) -> tuple[Tensor, Tensor]:
+        """Inputs ``[n, *shape]`` and labels ``[n]`` (default: 0), checked."""
+        y = torch.zeros(len(x), dtype=torch.long) if y is None else y
+        x, y = check_inputs(x, y, self.solver.classes, self.networks)
+        return x.to(self.device), y.to(self.device)
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Mean probabilities ``[B, K]`` as they are evaluated."""
+        return self.solver.probabilities(x)
+
+    def find(
+        self, x: Any, perturbation: Perturbation | None = None, y: Any = None, deadline: float | None = None
+    ) -> Ranges:
+        """Ranges within the perturbation of every input; without one, up to the rounding of the input itself."""
+        x, y = self.inputs(x, y)
+        region, narrow = (perturbation or Perturbation(0.0)).around(x), NARROW if perturbation else 1.0
+        parts = (torch.arange(len(x), device=x.device)).split(BATCH)
+        return join_ranges(
+            [find_ranges(self.solver, x[i], y[i], region.take(i), self.outward, narrow, deadline) for i in parts]
+        )
 
 
 def find_ranges(

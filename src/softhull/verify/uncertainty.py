@@ -138,8 +138,8 @@ def verify_uncertainty(
     began, cpu = time.monotonic(), time.process_time()
     deadline = None if timeout is None else began + timeout
     score, place = find_score(score), device_of(x, device)
-    solver = _solver(networks, find_method(method), bound, separate, rounding)
-    x, y = _inputs(x, y, solver.classes, networks)
+    solver = find_solver(networks, find_method(method), bound, separate, rounding)
+    x, y = check_inputs(x, y, solver.classes, networks)
     solver, x, y = solver.to(place), x.to(place), y.to(place)
     attack = attack or ScoreAttack(seed=seed)
     records: list[ScoreRecord] = []
@@ -191,7 +191,7 @@ def find_method(method: str | Any) -> Any:
     return known[method]()
 
 
-def _solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
+def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
     """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
     listed = [networks] if isinstance(networks, Network | Graph) else list(networks)
     if not listed:
@@ -211,7 +211,8 @@ def _solver(networks: Networks, method: Any, bound: str, separate: bool, roundin
     return ByWalks(whole.alone if separate else (whole,), replace(method, rounding=rounding))
 
 
-def _inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
+def check_inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
+    """Inputs ``[B, *shape]`` and labels ``[B]`` as tensors; InvalidInput where the networks cannot take them."""
     x = torch.as_tensor(x, dtype=torch.float64)
     y = torch.as_tensor(y)
     first = networks if isinstance(networks, Network | Graph) else networks[0]
