@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,8 +95,7 @@ class ConformalScore:
 
         Above t are at least those with ``least > t``, not above at least those with ``most <= t``. The score is ``u t``
         plus the mass above, and also ``1 - (1 - u) t`` less the mass of others not above: both bound it from both
-        sides, one rising and one falling in t. The lower bound is exact on the simplex; the upper one ignores that not
-        all that can be above t may fit there together.
+        sides, one rising and one falling in t. The upper one ignores that not all that can be above t may fit there.
         """
         others = np.delete(np.arange(least.shape[1]), y)
         low, high = least[:, None, others], most[:, None, others]
@@ -108,9 +106,16 @@ class ConformalScore:
         forced, below = ((mask * low).sum(2) for mask in (must, ~can))
         room, above = ((mask * high).sum(2) for mask in (~can, can))
         cut = (can & ~must).sum(2)  # those that reach beyond t, and hold t at most where they are not above it
-        # The larger of the two lower bounds is least where they cross, the smaller of the upper ones largest there.
+        # Where all others hold too little even with those that are surely above at their most, more must be above t:
+        # the fewest that do, the largest first.
+        spare = -np.sort(-np.where(can & ~must, high - b[:, :, None], 0.0), axis=2)
+        held = (1 + cut) * b + room + (must * high).sum(2)
+        more = (held[:, :, None] + np.cumsum(spare, 2) - spare < 1 - _UNIT * 8 * len(others) ** 2).sum(2)
+        more = np.minimum(more, cut)
+        # The larger of two lower bounds is least where they cross, the smaller of two upper ones largest.
         t = np.clip((1 - room - forced) / (1 + cut), a, b)
-        smallest = np.maximum(u * t + forced, 1 - room - (cut + 1 - u) * t) + self._rank_penalty(must.sum(2))
+        smallest = np.maximum((u + more) * t + forced, 1 - room - (cut - more + 1 - u) * t)
+        smallest = smallest + self._rank_penalty(must.sum(2) + more)
         t = np.clip(1 - below - above, a, b)
         largest = np.minimum(1 - below - (1 - u) * t, u * t + above) + self._rank_penalty(can.sum(2))
         return np.asarray(smallest.min(1)), np.asarray(largest.max(1))
@@ -187,19 +192,19 @@ class Conformal:
         self._finder = RangeFinder(networks, method, bound, rounding, device_of(calibration_x, device))
         found, labels = self._finder.find(calibration_x, perturbation, calibration_y), np.asarray(calibration_y)
         self._draws = np.random.default_rng(seed)
-        given = {"u": self._draws.random(len(labels)), "labels": labels, "alpha": alpha}
-        thresholds = partial(self.score.thresholds, **given, class_conditional=class_conditional)
-        self.thresholds = thresholds(found.least, found.most)
-        self._box_thresholds = thresholds(found.box_least, found.box_most) if perturbation else self.thresholds
+        given = self._draws.random(len(labels)), labels, alpha, class_conditional
+        self.thresholds = self.score.thresholds(found.least, found.most, *given)
+        boxes = _boxes(found) if perturbation else _ends(found)
+        self._box_thresholds = self.score.thresholds(boxes[0], boxes[1], *given)
 
     def sets(self, x: Any, perturbation: Perturbation | None = None) -> PredictionSets:
         """Prediction sets of observed inputs ``[n, *shape]``, robust at inference time if a perturbation is given."""
         found = self._finder.find(x, perturbation)
         u = self._draws.random(len(found))
-        boxes = (found.box_least, found.box_most) if perturbation else (found.least, found.most)
+        boxes = _boxes(found) if perturbation else _ends(found)
         return PredictionSets(
             self.score.members(found.least, found.most, u, self.thresholds),
-            self.score.members(*boxes, u, self._box_thresholds),
+            self.score.members(boxes[0], boxes[1], u, self._box_thresholds),
         )
 
 
@@ -255,7 +260,8 @@ def study_conformal(
         raise InvalidInput(f"{splits} splits of {len(x)} samples with {calibration} for calibration, alpha {alpha}")
     attack = attack or ScoreAttack(seed=seed)
     worst = torch.cat([_attacked(finder, perturbation, attack, *part) for part in zip(x.split(BATCH), y.split(BATCH))])
-    known = _Known(*(finder.find(at, p, y) for at in (x, worst) for p in (None, perturbation)), y.cpu().numpy())
+    clean, around_clean, attacked, around = (finder.find(at, p, y) for at in (x, worst) for p in (None, perturbation))
+    known = _Known(clean, around_clean, attacked, around, y.cpu().numpy())
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(len(y)) for _ in range(splits)]
     u = rng.random(len(y))
@@ -300,8 +306,9 @@ class _Known:
         for way, (ranges, limit, box_limit, box_ends) in ways.items():
             row = {}
             for word, known in zip(("clean", "attack"), ranges):
-                members = rule.members(*(end[rest] for end in _ends(known)), u[rest], limit)
-                boxes = rule.members(*(end[rest] for end in box_ends(known)), u[rest], box_limit)
+                (least, most), (low, high) = _ends(known), box_ends(known)
+                members = rule.members(least[rest], most[rest], u[rest], limit)
+                boxes = rule.members(low[rest], high[rest], u[rest], box_limit)
                 row[f"coverage_{word}"] = float(members[np.arange(len(rest)), self.labels[rest]].mean())
                 row[f"size_{word}"] = float(members.sum(1).mean())
                 row[f"boxes_{word}"] = float(boxes.sum(1).mean())
