@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +12,13 @@ import numpy as np
 from ._arrays import Array, clip, device, is_traced, maximum, minimum, namespace, pick
 from .errors import InvalidInput
 
-# exp(-MASKED_GAP) is zero in every floating-point format, so a logit this far below all others has
-# probability exactly 0 and drops out of every sum, without infinities that turn into NaN in differences.
+# exp(-MASKED_GAP) is zero in every floating-point format, so a logit this far below all others drops out of every sum,
+# without infinities that turn into NaN in differences.
 MASKED_GAP = 4000.0
+# Ends of a box that is too large to compute with are moved to this distance from its largest lower end. The range of
+# softmax over it stays the same in every floating-point format: all that is moved is further than MASKED_GAP from
+# what it is compared with.
+FAR = 9000.0
 
 
 def as_arrays(**named: Any) -> dict[str, Array]:
@@ -32,8 +37,20 @@ def as_arrays(**named: Any) -> dict[str, Array]:
     for name, value in given.items():
         if not xp.isdtype(value.dtype, "real floating"):
             raise InvalidInput(f"{name} must be a floating-point array, not {value.dtype}; convert it first")
+        if xp.finfo(value.dtype).bits > 64:
+            raise InvalidInput(f"{name} must have at most 64 bits, not {value.dtype}; convert it first")
     dtype = xp.result_type(*given.values())
     return {name: xp.astype(value, dtype, copy=False) for name, value in given.items()}
+
+
+def as_index(value: Any, name: str) -> int:
+    """A whole number given as one; 0.9 and True are mistakes, not indices."""
+    try:
+        if isinstance(value, bool | np.bool_) or "bool" in str(getattr(value, "dtype", "")):
+            raise TypeError
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(f"{name} must be whole numbers, got {value!r}") from None
 
 
 def refuse(bad: Array, message: str, **values: Array) -> None:
@@ -73,7 +90,11 @@ class Box:
     """``lower <= x <= upper`` along the last axis, any leading dimensions; build it with ``make_box``.
 
     Entries are finite and shifted by one constant per box, which softmax does not see: ``shift`` keeps
-    differences of large logits from losing digits later. ``masked`` marks logits of -inf (None: there are none).
+    differences of large logits from losing digits later. ``masked`` marks logits without influence, which a stand-in
+    far below the others takes the place of; ``remote`` marks those of them whose probability is not exactly 0.
+    ``huge [..., 1]`` marks boxes too large to compute with, and those of a logit alone: their ends are moved, and only
+    the range of softmax over them is right. None: there are none. ``modest``: no end is so large that anything could
+    overflow.
     """
 
     lower: Array
@@ -81,6 +102,9 @@ class Box:
     shift: Array
     masked: Array | None = None
     differences: Differences | None = None
+    remote: Array | None = None
+    huge: Array | None = None
+    modest: bool = True
 
     @property
     def size(self) -> int:
@@ -97,19 +121,29 @@ class Box:
         return (self.upper - self.lower) / 2
 
     def without_differences(self) -> Box:
-        return Box(self.lower, self.upper, self.shift, self.masked)
+        return replace(self, differences=None)
+
+    @property
+    def ignored(self) -> Array | None:
+        """The logits that no plane over this box depends on."""
+        if self.huge is None:
+            return self.masked
+        return self.huge | (namespace(self.lower).zeros_like(self.lower) > 0 if self.masked is None else self.masked)
 
     def place(self, x: Array) -> Array:
-        """A point in the coordinates of this box; masked entries take their stand-in."""
+        """A point in the coordinates of this box; masked entries take their stand-in, as all do in a huge box."""
         xp = namespace(x)
-        if self.masked is not None:
-            x = xp.where(self.masked, xp.zeros_like(x), x)
+        if self.ignored is not None:
+            x = xp.where(self.ignored, self.shift, x)
         x = x - self.shift
-        return x if self.masked is None else xp.where(self.masked, self.lower, x)
+        return x if self.ignored is None else xp.where(self.ignored, self.lower, x)
 
 
-def make_box(lower: Array, upper: Array, differences: tuple[Any, Any] | None = None) -> Box:
-    """A validated box. A logit of -inf on both sides is a masked token of probability 0."""
+def make_box(lower: Array, upper: Array, differences: tuple[Any, Any] | None = None, of_any_size: bool = False) -> Box:
+    """A validated box. A logit of -inf on both sides is a masked token of probability 0.
+
+    A box too large to compute with is refused, unless the caller minds ``remote`` and ``huge``: ``of_any_size``.
+    """
     named = {"lower": lower, "upper": upper}
     if differences is not None:
         if not isinstance(differences, list | tuple) or len(differences) != 2:
@@ -131,20 +165,57 @@ def make_box(lower: Array, upper: Array, differences: tuple[Any, Any] | None = N
         lower=lower,
         upper=upper,
     )
-    some_masked: Array | None = masked
-    if not is_traced(masked) and not bool(xp.any(masked)):
-        some_masked = None
-    else:
-        refuse(xp.all(masked, axis=-1), "every logit is masked")
-        bottom = xp.min(xp.where(masked, xp.inf, lower), axis=-1, keepdims=True) - MASKED_GAP
-        lower, upper = xp.where(masked, bottom, lower), xp.where(masked, bottom, upper)
-    middle = lower + (upper - lower) / 2
-    shift = xp.max(middle, axis=-1, keepdims=True)
-    box = Box(lower - shift, upper - shift, shift, some_masked)
+    refuse(xp.all(masked, axis=-1), "every logit is masked")
+    box = _near_zero(lower, upper, masked, of_any_size)
     if differences is None:
         return box
-    known = _make_differences(box, arrays["differences[0]"], arrays["differences[1]"])
-    return Box(box.lower, box.upper, box.shift, box.masked, known)
+    return replace(box, differences=_make_differences(box, arrays["differences[0]"], arrays["differences[1]"]))
+
+
+def _near_zero(lower: Array, upper: Array, masked: Array, of_any_size: bool) -> Box:
+    """The box shifted by its largest midpoint, or by its largest lower end where it is huge."""
+    xp = namespace(lower)
+    largest = float(xp.finfo(lower.dtype).max)
+    size = xp.where(masked, xp.zeros_like(lower), xp.maximum(upper, -lower))
+    floor = xp.max(lower, axis=-1, keepdims=True)  # at least one logit is never below it
+    # With ends below this power no product of what is computed from them comes near the largest number; in 16 bits
+    # every number is near it, or near 1.
+    short = xp.finfo(lower.dtype).bits < 32
+    modest = not (is_traced(size) or short or bool(xp.any(size > largest**0.1)))
+    absent, remote, huge = masked, None, None
+    if not modest:
+        if of_any_size:
+            remote = _if_any(~masked & (upper / 2 + MASKED_GAP / 2 < floor / 2))
+            absent = masked if remote is None else masked | remote
+        # With ends below this one their squares do not overflow; slopes that do are seen when they are there.
+        huge = _if_any(xp.any(~absent & (size > largest**0.4), axis=-1, keepdims=True))
+        if huge is not None and not of_any_size:
+            refuse(huge & ~absent, "logits too large to compute with", lower=lower, upper=upper)
+    some = _if_any(absent)
+    # A logit alone has all the probability, wherever it is.
+    alone = xp.zeros_like(masked) if some is None else xp.count_nonzero(~some, axis=-1, keepdims=True) == 1
+    if some is not None and of_any_size:
+        huge = _if_any(alone if huge is None else alone | huge)
+    low, high = lower, upper
+    if some is not None:
+        low, high = (xp.where(some, floor, end) for end in (low, high))
+    if huge is not None:
+        low, high = (xp.where(huge, floor, end) for end in (low, high))
+    shift = xp.max(low + (high - low) / 2, axis=-1, keepdims=True)
+    low, high = low - shift, high - shift
+    if huge is not None:
+        far_low, far_high = (2 * clip(end / 2 - floor / 2, -FAR / 2, FAR / 2) for end in (lower, upper))
+        moved = huge & ~absent & ~alone
+        low, high = xp.where(moved, far_low, low), xp.where(moved, far_high, high)
+    if some is not None:
+        # The gap is at least as large as the numbers it is added to: they cannot absorb it.
+        bottom = 2 * xp.min(low, axis=-1, keepdims=True) - MASKED_GAP
+        low, high = xp.where(some, bottom, low), xp.where(some, bottom, high)
+    return Box(low, high, shift, some, None, remote, huge, modest)
+
+
+def _if_any(mask: Array) -> Array | None:
+    return mask if is_traced(mask) or bool(namespace(mask).any(mask)) else None
 
 
 def _make_differences(box: Box, low: Array, high: Array) -> Differences:
@@ -160,6 +231,8 @@ def _make_differences(box: Box, low: Array, high: Array) -> Differences:
     free = diagonal
     if box.masked is not None:  # differences with a masked logit are infinite; its stand-in speaks for it
         free = free | box.masked[..., :, None] | box.masked[..., None, :]
+    if box.huge is not None:  # its ends are moved: differences cannot be compared with them
+        free = free | box.huge[..., None]
     low, high = xp.where(free, -xp.inf, low), xp.where(free, xp.inf, high)
     refuse(xp.isnan(low) | xp.isnan(high), "NaN in differences", lower=low, upper=high)
     low = maximum(maximum(low, -xp.matrix_transpose(high)), box_low)
@@ -170,21 +243,24 @@ def _make_differences(box: Box, low: Array, high: Array) -> Differences:
     return Differences(low, high)
 
 
-def place_inside(box: Box, at: Array, name: str = "at") -> Array:
-    """A validated point of the box in its coordinates (default of callers: the midpoint)."""
+def place_inside(box: Box, at: Array, lower: Array, upper: Array, name: str = "at") -> Array:
+    """A validated point of the box, made of ``lower`` and ``upper``, in its coordinates."""
     xp = namespace(box.lower)
-    at = as_arrays(**{name: at, "lower": box.lower})[name]
+    arrays = as_arrays(**{name: at, "lower": lower, "upper": upper})
+    at, lower, upper = arrays[name], arrays["lower"], arrays["upper"]
     if not len(at.shape) or at.shape[-1] != box.size:
         raise InvalidInput(f"{name} must have {box.size} entries on its last axis, got shape {tuple(at.shape)}")
     broadcast_shape(**{name: at, "lower": box.lower})
     placed = box.place(at)
-    lower, upper = box.lower + box.shift, box.upper + box.shift
-    refuse(xp.isnan(placed), f"NaN in {name}", **{name: at})
-    # Rounding of the shift is allowed for: one unit in the last place of the numbers involved.
-    slack = xp.finfo(at.dtype).eps * 2 * (xp.abs(box.lower) + xp.abs(box.upper) + xp.abs(box.shift))
-    outside = (placed < box.lower - slack) | (placed > box.upper + slack)
+    seen = upper > -xp.inf
+    refuse(xp.isnan(at) & seen, f"NaN in {name}", **{name: at})
+    # Rounding of the shift is allowed for: one unit in the last place of the numbers involved. Halves do not overflow.
+    low, high = (xp.where(seen, end / 2, xp.zeros_like(end)) for end in (lower, upper))
+    eps = float(xp.finfo(at.dtype).eps)
+    slack = eps * xp.abs(box.lower) + eps * xp.abs(box.upper) + eps * xp.abs(box.shift)
+    outside = ((at / 2 < low - slack) | (at / 2 > high + slack)) & seen
     refuse(outside, f"{name} lies outside the box", **{name: at, "lower": lower, "upper": upper})
-    return xp.minimum(xp.maximum(placed, box.lower), box.upper)
+    return clip(placed, box.lower, box.upper)
 
 
 def masked_out(box: Box, array: Array) -> Array:

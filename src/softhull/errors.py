@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+LONGEST_LINE = 2000  # characters of one message
+
 
 class SofthullError(ValueError):
     """Something the caller can put right; the message is one line that says what and where."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message))
+
+
+def one_line(text: str) -> str:
+    """Text as a terminal may show it: one line, not too long, and nothing that a terminal would obey.
+
+    Parts of messages come from files of strangers; what is not printable is shown as Python writes it (``\\x1b``).
+    """
+    text = " ".join(text.split())
+    if len(text) > LONGEST_LINE:
+        text = text[:LONGEST_LINE] + "..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(found: Any, most: int = 80) -> str:
+    """A name from a file, in quotation marks so that nobody takes it for our own words, and cut."""
+    if isinstance(found, dict | list):
+        return f"a {type(found).__name__}"
+    text = str(found)
+    return repr(text[:most]) + ("..." if len(text) > most else "")
 
 
 class InvalidInput(SofthullError):

@@ -45,7 +45,7 @@ def test_random_attention_networks(seed: int, perturbation: Perturbation, tmp_pa
     view = networks.logits[0]
 
     def logits(at: np.ndarray) -> np.ndarray:
-        return values(networks, at)[view.node][view.index.ravel()]
+        return view.index.of(values(networks, at)[view.node]).ravel()
 
     label = int(logits(x).argmax())
     while True:
@@ -83,7 +83,7 @@ def test_second_order_margins(eps: float, norm: str, layers: int, tmp_path: Path
     steps = rng.choice([-1.0, 1.0], (300, 6))
     steps[:100] = rng.standard_normal((100, 6))
     steps *= eps / np.linalg.norm(steps, float(norm), axis=1, keepdims=True)
-    found = [values(networks, x + step)[view.node][view.index.ravel()] for step in steps]
+    found = [view.index.of(values(networks, x + step)[view.node]).ravel() for step in steps]
     margins = np.array([logits[0] - logits[1] for logits in found])
     assert claimed <= margins.min() + 1e-9
     assert claimed >= margins.min() - 1e-6 - 8 * eps
@@ -104,7 +104,7 @@ def test_scores_of_attention(score: str, tmp_path: Path) -> None:
     worst = -np.inf
     for _ in range(200):
         entries = values(networks, x + 0.05 * rng.choice([-1.0, 1.0], 6))
-        p = np.mean([entries[view.node][view.index.ravel()] for view in networks.probabilities], 0)
+        p = np.mean([view.index.of(entries[view.node]).ravel() for view in networks.probabilities], 0)
         badness = {"nll": -np.log(p[0]), "brier": ((p - [1, 0, 0]) ** 2).sum(), "margin": p[1:].max() - p[0]}[score]
         worst = max(worst, float(badness))
     bound = found.header["property"]["bound"] * (-1 if score == "margin" else 1)

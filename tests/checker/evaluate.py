@@ -19,7 +19,7 @@ def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
     for node in networks.nodes:
 
         def of(view: Any) -> np.ndarray:
-            return found[view.node][view.index]
+            return view.index.of(found[view.node])
 
         if isinstance(node, Input):
             found.append(np.asarray(x, dtype=np.float64).ravel())
@@ -32,13 +32,13 @@ def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
             found.append(np.where(of(node.x) > 0, of(node.x), node.slope * of(node.x)))
         elif isinstance(node, Product):
             total = np.zeros(node.size)
-            np.add.at(total, node.out, of(node.x)[node.left] * of(node.y)[node.right])
+            np.add.at(total, node.out.at, node.left.of(of(node.x)) * node.right.of(of(node.y)))
             found.append(total)
         else:
-            rows = of(node.x)[node.rows]
+            rows = node.rows.of(of(node.x))
             shares = np.exp(rows - rows.max(1, keepdims=True))
             result = np.zeros(node.size)
-            result[node.rows] = shares / shares.sum(1, keepdims=True)
+            result[node.outputs.at] = shares / shares.sum(1, keepdims=True)
             found.append(result)
     return found
 

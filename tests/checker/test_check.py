@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from softhull.certificates.write import class_certificate
-from softhull.checker.certificate import CertificateError, read_certificate, write_certificate
+from softhull.checker.certificate import VERSION, CertificateError, read_certificate, write_certificate
 from softhull.checker.check import Checked, check_certificate
 from softhull.cli.app import app
 from softhull.data import bundled
@@ -44,7 +44,7 @@ def altered(
 
 
 def test_accepted(attention: Case, quadratic: Case, ensemble: Case) -> None:
-    ahead = "stays ahead of all others"
+    ahead = "stays ahead of all 9 other classes"
     for case, what in ((attention, ahead), (quadratic, ahead), (ensemble, "the nll for class")):
         found = check_certificate(case.path, case.models, DIGITS)
         assert found.accepted, found.reason
@@ -73,12 +73,20 @@ def test_wrong_model(attention: Case, tmp_path: Path) -> None:
 
 
 def test_wrong_input(attention: Case, tmp_path: Path) -> None:
-    assert "is not the one" in check_certificate(attention.path, attention.models, DIGITS, 1).reason
+    assert "about index 0" in check_certificate(attention.path, attention.models, DIGITS, 1).reason
+    without = replace(
+        attention.certificate,
+        header=attention.certificate.header | {"input": attention.certificate.header["input"] | {"index": None}},
+    )
+    write_certificate(tmp_path / "anonymous.npz", without)
+    assert "is not the one" in check_certificate(tmp_path / "anonymous.npz", attention.models, DIGITS, 1).reason
+    assert check_certificate(tmp_path / "anonymous.npz", attention.models, DIGITS, 0).accepted
+    assert "index None" in check_certificate(tmp_path / "anonymous.npz", attention.models, None, 0).reason
     with np.load(DIGITS) as data:
         np.savez(tmp_path / "relabelled.npz", x=data["x"], y=data["y"] + 1)
     assert "has label" in check_certificate(attention.path, attention.models, tmp_path / "relabelled.npz").reason
     with pytest.raises(CertificateError, match="no input 100 among 100"):
-        check_certificate(attention.path, attention.models, DIGITS, 100)
+        check_certificate(tmp_path / "anonymous.npz", attention.models, DIGITS, 100)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +120,7 @@ def test_first_step_that_fails_is_named(attention: Case, tmp_path: Path) -> None
     better = attention.certificate.arrays[step["lower"]] + 1e-3
     found = altered(attention, tmp_path, arrays={step["lower"]: better})
     assert (found.accepted, found.step) == (False, number)
-    assert f"step {number} (differences of" in found.reason
+    assert f"step {number} ('differences' of" in found.reason
     assert "does not follow" in found.reason
 
 
@@ -141,14 +149,15 @@ def array_bytes(array: np.ndarray, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-HEAD = {"format": "softhull certificate", "version": 1}
+HEAD = {"format": "softhull certificate", "version": VERSION}
 FOREIGN: dict[str, dict[str, bytes]] = {
     "no header": {"a.npy": array_bytes(np.zeros(3))},
     "not JSON": {"header.json": b"{"},
     "nested": {"header.json": b"[" * 1_000_000},
     "not ours": {"header.json": b'{"format": "cake"}'},
     "list": {"header.json": b"[1, 2]"},
-    "version": {"header.json": json.dumps(HEAD | {"version": 2}).encode()},
+    "version": {"header.json": json.dumps(HEAD | {"version": VERSION + 1}).encode()},
+    "key twice": {"header.json": json.dumps(HEAD).encode()[:-1] + b', "version": 2}'},
     "long number": {"header.json": b'{"format": ' + b"9" * 100_000 + b"}"},
     "empty": {"header.json": json.dumps(HEAD).encode()},
     "strange member": {"header.json": json.dumps(HEAD).encode(), "../evil.py": b"import os"},
@@ -167,7 +176,7 @@ FOREIGN: dict[str, dict[str, bytes]] = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_files(name: str, attention: Case, tmp_path: Path) -> None:
     path = zipped(tmp_path / "foreign.npz", FOREIGN[name])
-    with pytest.raises(CertificateError, match=r"foreign\.npz|array a"):
+    with pytest.raises(CertificateError, match=r"foreign\.npz"):
         check_certificate(path, attention.models)
 
 

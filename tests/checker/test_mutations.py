@@ -118,12 +118,12 @@ def assert_true(certificate: Certificate, case: Case, rng: np.random.Generator, 
             if step["claim"] in ("planes", "logits", "form"):
                 continue
             if step["claim"] == "score":
-                total = sum(found[view.node][view.index] for view in networks.probabilities)
+                total = sum(view.index.of(found[view.node]).ravel() for view in networks.probabilities)
                 got = certificate.arrays[step["rows"]] @ total
                 upper = np.full(len(got), np.inf)
             else:
                 view = networks.tensors[step["tensor"]]
-                entries = found[view.node][view.index.ravel()]
+                entries = view.index.of(found[view.node]).ravel()
                 if step["claim"] == "functions":
                     got = certificate.arrays[step["rows"]] @ entries
                 else:
@@ -136,8 +136,8 @@ def assert_true(certificate: Certificate, case: Case, rng: np.random.Generator, 
         claim = header["property"]
         if claim["kind"] == "class":
             view = networks.logits[0]
-            logits = found[view.node][view.index.ravel()]
+            logits = view.index.of(found[view.node]).ravel()
             assert all(logits[label] > logits[rival] for rival in claim["rivals"]), seed
         elif claim["score"] == "nll":
-            p = np.mean([found[view.node][view.index] for view in networks.probabilities], axis=0)
+            p = np.mean([view.index.of(found[view.node]).ravel() for view in networks.probabilities], axis=0)
             assert -np.log(p[label]) <= claim["bound"] + 1e-9, seed

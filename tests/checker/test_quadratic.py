@@ -13,7 +13,7 @@ from softhull.certificates.second_order import SecondOrder
 from softhull.checker.balls import PRECISION, exact, zeros
 from softhull.checker.certificate import Refused
 from softhull.checker.check import region_of
-from softhull.checker.network import Networks, Softmax, View
+from softhull.checker.network import Networks, Softmax
 from softhull.checker.quadratic import Noise, ProductRanges, least, semidefinite
 from softhull.checker.replay import Knowledge
 from softhull.data import bundled
@@ -119,7 +119,7 @@ def test_forms_hold(norm: str) -> None:
     for index, node in enumerate(proof.networks.nodes):
         if not isinstance(node, Softmax) or index >= proof.networks.probabilities[0].node:
             continue
-        form = forms.rows(View(index, np.arange(node.size)))
+        form = forms.rows(proof.networks.whole(index))
         centre, slope = form.centre.astype(np.float64), form.slope.astype(np.float64)
         pairs, lower, upper = forms.differences(node)
         assert (upper > lower).all()
@@ -130,8 +130,8 @@ def test_forms_hold(norm: str) -> None:
             known = centre + slope[:, : x.size] @ step
             rest = np.abs(slope[:, x.size :]).sum(1)
             assert (np.abs(found[index] - known) <= rest + 1e-9).all()
-            scores = found[node.x.node]
-            apart = scores[pairs[:, 0]] - scores[pairs[:, 1]]
+            logits_ = node.x.index.of(found[node.x.node])
+            apart = pairs.of(logits_)[:, 0] - pairs.of(logits_)[:, 1]
             assert (lower.astype(np.float64) - 1e-9 <= apart).all()
             assert (apart <= upper.astype(np.float64) + 1e-9).all()
 

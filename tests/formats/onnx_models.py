@@ -194,7 +194,7 @@ CASES = (
     Case("clip", (2, 3), lambda b: b.op("Clip", "x", b.const(0.2), b.const(0.7)), "Clip"),
     Case("clip below", (2, 3), lambda b: b.op("Clip", "x", b.const(0.0)), "Relu"),
     Case("clip above", (2, 3), lambda b: b.op("Clip", "x", "", b.const(0.5)), "Clip"),
-    Case("clip by attributes", (2, 3), _one("Clip", min=0.25, max=0.5), "Clip", opset=6),
+    Case("clip by attributes", (2, 3), _one("Clip", min=0.25, max=0.5), "Clip", opset=7),
     Case("max with a constant", (2, 3), lambda b: b.op("Max", "x", b.const(0.4)), "Clip"),
     Case("min with a constant", (2, 3), lambda b: b.op("Min", b.const(0.4), "x"), "Clip"),
     Case("sigmoid", (2, 3), _one("Sigmoid")),

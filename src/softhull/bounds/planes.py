@@ -24,7 +24,7 @@ def restrict(array: Array, outputs: Array | None) -> Array:
 class Planes(ABC):
     """One plane per covered output.
 
-    ``at`` is finite; ``masked`` marks the logits that are masked, ``steep`` the outputs whose gradient would
+    ``at`` is finite; ``masked`` marks the logits that no plane depends on, ``steep`` the outputs whose gradient would
     overflow: it is stored as zero, and their plane is the constant bound (None in both cases: there are none).
     ``terms [..., O]``: the sum of the absolute values of what the value was added up from (None: its own). ``side``:
     -1 below and 1 above softmax when rounding is directed outward, 0 when it is to nearest.
@@ -67,10 +67,9 @@ class Planes(ABC):
     def __call__(self, x: Array) -> Array:
         """The value of every plane at ``x [..., K]``, to nearest; entries of masked logits are ignored."""
         xp = namespace(x)
-        step = x - self.at
-        if self.masked is not None:
-            step = xp.where(self.masked, xp.zeros_like(step), step)
-        return self.value + self.compose_right(step)
+        if self.masked is not None:  # before the difference: it may overflow
+            x = xp.where(self.masked, self.at, x)
+        return self.value + self.compose_right(x - self.at)
 
     def dense(self) -> tuple[Array, Array]:
         """``(A, b)`` with ``A [..., O, K]`` and ``b [..., O]``: the planes are ``A @ x + b``, rounded as they are."""

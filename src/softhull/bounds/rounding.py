@@ -39,7 +39,8 @@ def relative_error(box: Box) -> Array:
     if box.masked is not None:
         lower, upper = xp.where(box.masked, xp.inf, lower), xp.where(box.masked, -xp.inf, upper)
     width = xp.max(upper, axis=-1, keepdims=True) - xp.min(lower, axis=-1, keepdims=True)
-    return constant(0.5 * xp.finfo(lower.dtype).eps * (PER_EXPONENT * (2 + width) + PER_LOGIT * box.size))
+    unit = 0.5 * float(xp.finfo(lower.dtype).eps)
+    return constant(unit * PER_EXPONENT * (2 + width) + unit * PER_LOGIT * box.size)
 
 
 def move_outward(planes: Planes, box: Box, from_below: bool, everywhere: bool, flat: bool) -> Any:

@@ -32,14 +32,13 @@ def tangent_point(start: Array) -> tuple[Array, Array]:
     square = reach * reach
     t = constant(xp.log1p(0.5 * reach) + 0.7 * square / (square + 0.82 * reach + 6.65))
     for _ in range(NEWTON_STEPS):
-        p = sigmoid(t)
-        q = 1 - p
+        p, q = sigmoid(t), sigmoid(-t)  # 1 - p would be zero for the longest chords
         slope, span = p * q, t + reach
         wrong = from_start * (p - shrink * q) / span - slope  # chord slope minus slope at t
         t = t - wrong / (slope * (p - q) - wrong / span)
-    # rounding of 1 - p for long chords and of p - shrink * q for short ones, carried through the division; what the
+    # rounding of t for long chords and of p - shrink * q for short ones, carried through the division; what the
     # series leaves out falls faster than the length
-    error = 16 * eps * (1 + reach + 1 / (t * t)) * (length / reach)
+    error = 16 * eps * (1 + t + 1 / (t * t)) * (length / reach)
     t = xp.where(length < short, length * (0.5 - length * length / 80), t)
     return maximum(t - error, 0.0), t + error
 
@@ -52,9 +51,8 @@ def concave_envelope(v: Array, lowest: Array, highest: Array) -> tuple[Array, Ar
     otherwise = zero, xp.where(lowest < 0, xp.inf, zero)
     below, above = where_true((lowest < 0) & (highest > 0), tangent_point, (lowest,), otherwise)
     at_lowest = sigmoid(lowest)
-    at_below = sigmoid(below)
     # The chord of the whole interval is a majorant only if it certainly ends before the tangent point.
-    slope_of_chord = xp.where(highest <= below, chord_slope(lowest, highest), at_below * (1 - at_below))
+    slope_of_chord = xp.where(highest <= below, chord_slope(lowest, highest), sigmoid(below) * sigmoid(-below))
     on_chord = v < above
     at_v = sigmoid(v)
     value = xp.where(on_chord, at_lowest + slope_of_chord * (v - lowest), at_v)

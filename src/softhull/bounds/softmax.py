@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .._arrays import Array, device, namespace, sigmoid
-from ..boxes import Box, as_arrays, make_box, masked_out, place_inside
+from .._arrays import Array, device, maximum, namespace, sigmoid
+from ..boxes import Box, as_arrays, as_index, make_box, masked_out, place_inside
 from ..errors import InvalidInput
+from .constant import const_lower, const_upper
 from .log_odds import log_odds_range
-from .planes import LowRankPlanes, Planes, SinglePlane, choose, restrict
+from .planes import LowRankPlanes, Planes, RowPlanes, SinglePlane, choose, restrict
 from .rounding import check_rounding, move_outward
 from .table import Curvature, Side, find_bound
 
 Outputs = int | Sequence[int] | None
+
+# Where numbers may overflow, what comes out is looked at instead.
+QUIET = partial(np.errstate, over="ignore", invalid="ignore", divide="ignore")
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def softmax_planes(
         mine = {name: value for name, value in given.items() if name in side.free}
         found = _evaluate(side, bound, box, point, chosen, from_below, mine, True, rounding == "outward")
         anchor = masked_out(box, found.at + box.shift if at is None else as_arrays(at=at, lower=box.lower)["at"])
-        found = replace(found, at=anchor, masked=box.masked)  # type: ignore[type-var]
+        found = replace(found, at=anchor, masked=box.ignored)  # type: ignore[type-var]
         return SinglePlane(found) if single else found
 
     return SoftmaxPlanes(planes(row.lower, True), planes(row.upper, False))
@@ -97,20 +102,24 @@ def softmax_planes(
 def _prepare(
     lower: Any, upper: Any, point: Any, name: str, outputs: Outputs, differences: tuple[Any, Any] | None
 ) -> tuple[Box, Array, Array | None, bool]:
-    box = make_box(lower, upper, differences)
-    placed = box.midpoint if point is None else place_inside(box, point, name)
-    single = isinstance(outputs, int | np.integer)
+    box = make_box(lower, upper, differences, of_any_size=True)
+    placed = box.midpoint if point is None else place_inside(box, point, lower, upper, name)
+    single = outputs is not None and not _is_list(outputs)
     chosen = None if outputs is None else _output_indices(box, outputs)
     return box, placed, chosen, single
 
 
+def _is_list(outputs: Any) -> bool:
+    return isinstance(outputs, Iterable) and getattr(outputs, "shape", None) != ()
+
+
 def _output_indices(box: Box, outputs: Any) -> Array:
     xp = namespace(box.lower)
-    wanted = [outputs] if isinstance(outputs, int | np.integer) else list(outputs)
+    wanted = [as_index(output, "outputs") for output in (outputs if _is_list(outputs) else [outputs])]
     for output in wanted:
-        if not -box.size <= int(output) < box.size:
-            raise InvalidInput(f"outputs: there is no output {int(output)} among {box.size}")
-    return xp.asarray([int(o) % box.size for o in wanted], dtype=xp.int64, device=device(box.lower))
+        if not -box.size <= output < box.size:
+            raise InvalidInput(f"outputs: there is no output {output} among {box.size}")
+    return xp.asarray([o % box.size for o in wanted], dtype=xp.int64, device=device(box.lower))
 
 
 def _evaluate(
@@ -140,13 +149,16 @@ def _evaluate(
     assert side.tangent is not None
     if box.size == 1:
         return _select(_certain(at), outputs)
-    planes = side.tangent(box, at, outputs, **free)
-    if isinstance(planes, LowRankPlanes) and planes.outputs is None:
-        planes = _select(planes, outputs)
-    planes = _steep_ones_flat(planes, box, outputs, from_below) if flatten else planes
-    if outward:
-        planes = move_outward(planes, box, from_below, flatten, side.curvature is Curvature.CONSTANT)
-    return _silence_masked(planes, box, outputs)
+    with np.errstate() if box.modest else QUIET():
+        planes = side.tangent(box, at, outputs, **free)
+        if isinstance(planes, LowRankPlanes) and planes.outputs is None:
+            planes = _select(planes, outputs)
+        planes = _steep_ones_flat(planes, box, outputs, from_below) if flatten else planes
+        if outward:
+            planes = move_outward(planes, box, from_below, flatten, side.curvature is Curvature.CONSTANT)
+        if not box.modest:
+            planes = _overflowing_ones_flat(planes, box, outputs, from_below, flatten, outward)
+    return _silence_masked(planes, box, outputs, outward and not from_below)
 
 
 def _select(planes: LowRankPlanes, outputs: Array | None) -> LowRankPlanes:
@@ -170,12 +182,48 @@ def _steep_ones_flat(planes: Any, box: Box, outputs: Array | None, from_below: b
     return replace(planes, value=xp.where(planes.steep, extreme, planes.value), terms=terms)
 
 
-def _silence_masked(planes: Any, box: Box, outputs: Array | None) -> Planes:
-    """Masked outputs are 0, whatever the others do."""
+def _overflowing_ones_flat(
+    planes: Any, box: Box, outputs: Array | None, from_below: bool, flatten: bool, outward: bool
+) -> Planes:
+    """The constant bound for huge boxes and where anything overflowed, the intercept of ``dense`` included."""
+    xp = namespace(planes.value)
+    bad = ~xp.isfinite(planes.value)
+    if box.huge is not None:
+        bad = bad | box.huge
+    if flatten:
+        reach = maximum(box.upper - planes.at, planes.at - box.lower)
+        slopes = planes.slopes if isinstance(planes, RowPlanes) else planes.size_within(1 + reach)
+        far = xp.max(1 + xp.abs(planes.at) + xp.abs(box.shift), axis=-1, keepdims=True)
+        bad = bad | ~xp.isfinite(4 * slopes * far)
+    constant_bound: Any = (const_lower if from_below else const_upper)(box, planes.at)
+    constant_bound = _select(constant_bound, outputs)
+    if outward:
+        constant_bound = move_outward(constant_bound, box, from_below, flatten, True)
+    value = xp.where(bad, constant_bound.value, planes.value)
+    if isinstance(planes, RowPlanes):
+        return replace(planes, value=value, gradient=_rows_but(planes, bad))
+    assert isinstance(planes, LowRankPlanes)
+    zero = xp.zeros_like(value)
+    return replace(
+        planes,
+        value=value,
+        diagonal=xp.where(bad, zero, planes.diagonal),
+        left=xp.where(bad[..., None], zero[..., None], planes.left),
+        # what is not finite here belongs to none of the planes kept: their sizes would not be finite either
+        right=xp.where(xp.isfinite(planes.right), planes.right, xp.zeros_like(planes.right)),
+    )
+
+
+def _silence_masked(planes: Any, box: Box, outputs: Array | None, raised: bool) -> Planes:
+    """Masked outputs are 0, whatever the others do; those that are only remote stay below the smallest number."""
     xp = namespace(planes.value)
     if box.masked is not None:
         silent = restrict(box.masked, outputs)
-        planes = replace(planes, value=xp.where(silent, xp.zeros_like(planes.value), planes.value))
+        value = xp.where(silent, xp.zeros_like(planes.value), planes.value)
+        if raised and box.remote is not None:
+            smallest = float(xp.finfo(value.dtype).smallest_normal)
+            value = xp.where(restrict(box.remote, outputs), xp.full_like(value, smallest), value)
+        planes = replace(planes, value=value)
         if isinstance(planes, LowRankPlanes):
             nothing = xp.zeros_like(planes.diagonal)
             planes = replace(
@@ -184,7 +232,21 @@ def _silence_masked(planes: Any, box: Box, outputs: Array | None) -> Planes:
                 left=xp.where(silent[..., None], nothing[..., None], planes.left),
                 right=masked_out_columns(box, planes.right),
             )
+        elif isinstance(planes, RowPlanes):
+            rows = _rows_but(planes, silent)
+            planes = replace(planes, gradient=lambda start, stop: masked_out_columns(box, rows(start, stop)))
     return planes
+
+
+def _rows_but(planes: RowPlanes, flat: Array) -> Callable[[int, int], Array]:
+    """The gradients, zero for the outputs that are ``flat [..., O]``."""
+
+    def rows(start: int, stop: int) -> Array:
+        with QUIET():
+            found = planes.gradient(start, stop)
+        return namespace(found).where(flat[..., start:stop, None], namespace(found).zeros_like(found), found)
+
+    return rows
 
 
 def masked_out_columns(box: Box, rows: Array) -> Array:

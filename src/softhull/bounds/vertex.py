@@ -19,21 +19,29 @@ def softmax_extrema(c: Any, lower: Any, upper: Any, rounding: str = "outward") -
     check_rounding(rounding)
     arrays = as_arrays(c=c, lower=lower, upper=upper)
     xp = namespace(*arrays.values())
-    box = make_box(arrays["lower"], arrays["upper"])
+    box = make_box(arrays["lower"], arrays["upper"], of_any_size=True)
     c = arrays["c"]
     shape = broadcast_shape(**arrays)
     refuse(~xp.isfinite(c), "c must be finite", c=c)
     c, low, high = (xp.broadcast_to(a, shape) for a in (c, box.lower, box.upper))
+    # Differences of coefficients must not overflow; an eighth of a number this large is exact.
+    large = xp.max(xp.abs(c), axis=-1) > float(xp.finfo(c.dtype).max) / 8
+    unit = xp.where(large, xp.full_like(c[..., 0], 8.0), xp.ones_like(c[..., 0]))
+    c = c / unit[..., None]
     least, most = -_maximum(-c, low, high), _maximum(c, low, high)
-    if rounding == "nearest":
-        return least, most
-    # Weights are off by a share of themselves, so a mean is off by that share of the spread, and by a rounding of its
-    # own for every doubling; it stays between the ends.
-    bottom, top = xp.min(c, axis=-1), xp.max(c, axis=-1)
-    doublings = 4 + int(c.shape[-1]).bit_length()
-    own = xp.finfo(c.dtype).eps * doublings * maximum(xp.abs(bottom), xp.abs(top))
-    slack = 2 * relative_error(box)[..., 0] * (top - bottom) + own
-    return maximum(least - slack, bottom), minimum(most + slack, top)
+    # What only a masked logit would have is never taken.
+    masked = xp.broadcast_to(arrays["upper"] == -xp.inf, shape)
+    bottom = xp.min(xp.where(masked, xp.inf, c), axis=-1)
+    top = xp.max(xp.where(masked, -xp.inf, c), axis=-1)
+    if rounding == "outward":
+        # Weights are off by a share of themselves, so a mean is off by that share of the spread, and by a rounding of
+        # its own for every doubling; it stays between the ends.
+        doublings = 4 + int(c.shape[-1]).bit_length()
+        own = float(xp.finfo(c.dtype).eps) * doublings * maximum(xp.abs(bottom), xp.abs(top))
+        # An error above one is as good as one: nothing leaves the ends.
+        slack = minimum(2 * relative_error(box)[..., 0], 1.0) * (top - bottom) + own
+        least, most = least - slack, most + slack
+    return unit * maximum(least, bottom), unit * minimum(most, top)
 
 
 def _maximum(c: Array, lower: Array, upper: Array) -> Array:

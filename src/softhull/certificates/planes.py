@@ -25,6 +25,8 @@ def centre(x: Logits) -> Floats:
 def best_lower(x: Logits, k: int, at: Floats, like: Floats | None = None) -> tuple[float, float, float, float]:
     """Reference, theta, alpha and gamma of the plane below ``p_k`` highest at a point, or nearest to a slope."""
     best, value = (-1.0, 0.0, 0.0, 1.0), -np.inf
+    if len(at) == 1:  # the probability is 1, and these parameters are the constant
+        return best
     for reference, theta in _references(x, k):
         found = parameters(x, k, at, reference, theta)
         try:
@@ -42,8 +44,10 @@ def best_lower(x: Logits, k: int, at: Floats, like: Floats | None = None) -> tup
 
 def best_upper(x: Logits, k: int, at: Floats) -> Floats:
     """Pulls of the plane above ``p_k`` that is lowest at a point: the concave envelope in the log-odds."""
-    lowest, highest = (float(end) for end in x.log_odds(k))
     others = np.delete(np.arange(len(at)), k)
+    if not len(others):
+        return np.zeros(1)
+    lowest, highest = (float(end) for end in x.log_odds(k))
     top = at[others].max()
     shares = np.exp(at[others] - top)
     odds = at[k] - top - np.log(shares.sum())
@@ -68,7 +72,8 @@ def _best_weight(x: Logits, k: int, J: int) -> float:
     """The weight of J that makes the sum of chords smallest at the midpoint, for equal half-widths."""
     middle, half = x.low + (x.high - x.low) / 2, float(x.high[J] - x.low[J]) / 2
     others = np.delete(middle, k)
-    lead = max(2 / np.exp(others - middle[J]).sum() - 1, 0.0)
+    with np.errstate(over="ignore"):  # beside a masked logit the others are infinitely large, and lead nothing
+        lead = max(2 / np.exp(others - middle[J]).sum() - 1, 0.0)
     if half < 1e-3:
         return float(lead)
     return float(np.clip(np.arctanh(min(lead * np.tanh(half), 1 - 1e-16)) / half, 0, 1))

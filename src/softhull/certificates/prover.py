@@ -13,8 +13,10 @@ import numpy as np
 
 from ..checker.balls import Balls, Floats, exact, lower_floats
 from ..checker.certificate import FORMAT, VERSION, Certificate
-from ..checker.check import LARGEST_STEP, region_of, sha256, unit_rows
-from ..checker.network import Indices, Input, Kink, Linear, Networks, Product, Softmax, Sum, View
+from ..checker.check import LARGEST_STEP, region_of, sha256
+from ..checker.forms import pairs_within, unit_rows
+from ..checker.network import Input, Kink, Linear, Networks, Product, Softmax, Sum, View
+from ..checker.positions import Indices, Places
 from ..checker.replay import Functions, Knowledge, Planes, Rule, Rules
 from .planes import best_lower, best_upper, centre, parameters
 
@@ -39,7 +41,7 @@ class Proof:
         self._widest = max(node.size for node in self.networks.nodes)
 
     def certificate(self, property: dict[str, Any], index: int | None) -> Certificate:
-        models = [{"file": Path(m).name, "sha256": sha256(Path(m).read_bytes())} for m in self.models]
+        models = [{"file": Path(m).name, "sha256": digest} for m, digest in zip(self.models, self.networks.digests)]
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -62,13 +64,13 @@ class Proof:
             node = self.networks.nodes[index]
             if isinstance(node, Kink):
                 lower, upper = self.known.box(node.x)
-                crossing = np.unique(node.x.index[(lower < 0) & (upper > 0)])
+                crossing = Places(np.flatnonzero((lower < 0) & (upper > 0)), node.x.size)
                 if self._deep(node.x.node):  # otherwise interval arithmetic is exact
-                    self.claim_entries(self._whole(node.x.node), crossing, stops)
+                    self._claim_all(node.x.at(crossing), stops)
             elif isinstance(node, Product):
                 for view in (node.x, node.y):
                     if not isinstance(self.networks.nodes[view.node], Softmax | Kink):
-                        self.claim_entries(self._whole(view.node), np.unique(view.index), stops)
+                        self._claim_all(view, stops)
             elif isinstance(node, Softmax):
                 self.prepare_softmax(index, stops)
                 self.derive_planes(index)
@@ -77,14 +79,16 @@ class Proof:
         """Claim the logits of a softmax and their differences."""
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
-        scores = self._whole(node.x.node)
-        rows = node.x.index[node.rows]
-        self.claim_entries(scores, np.unique(rows), stops)
-        first, second = np.triu_indices(rows.shape[1], 1)
-        pairs = np.stack((rows[:, first], rows[:, second]), -1).reshape(-1, 2)
+        self._claim_all(node.x, stops)
+        pairs = node.x.at(pairs_within(node)).index.at  # of entries: the difference of one to itself is 0
+        whole, pairs = self.networks.whole(node.x.node), pairs[pairs[:, 0] != pairs[:, 1]]
         self.products, before = "contracted", self.products
-        self.claim_differences(scores, pairs, stops)
+        self.claim_differences(whole, pairs, stops)
         self.products = before
+
+    def _claim_all(self, view: View, stops: bool) -> None:
+        """Claim every entry that stands in a tensor, once."""
+        self.claim_entries(self.networks.whole(view.node), np.unique(view.index.at), stops)
 
     def derive_planes(self, index: int, at: Floats | None = None, like: Floats | None = None) -> int:
         """Planes below and above every output of a softmax, touching at logits ``[R, K]`` or amid what is known.
@@ -123,15 +127,17 @@ class Proof:
         self.steps.append({"claim": "planes", "tensor": name, "below": self.keep(below), "above": self.keep(above)})
         return number
 
-    def claim_entries(self, view: View, entries: Indices, stops: bool = False) -> None:
-        for part in self._parts(entries, 2):
-            lower, upper = self._both("entries", view, unit_rows(part, view.index.size), {"entries": part}, stops)
-            self.known.learn_entries(view, part, lower, upper)
+    def claim_entries(self, view: View, chosen: Indices, stops: bool = False) -> None:
+        for part in self._parts(chosen, 2):
+            places = Places(part, view.size)
+            lower, upper = self._both("entries", view, unit_rows(places), {"entries": part}, stops)
+            self.known.learn_entries(view, places, lower, upper)
 
     def claim_differences(self, view: View, pairs: Indices, stops: bool = False) -> None:
         for part in self._parts(pairs, 2):
-            lower, upper = self._both("differences", view, unit_rows(part, view.index.size), {"entries": part}, stops)
-            self.known.learn_differences(view, part, lower, upper)
+            places = Places(part, view.size)
+            lower, upper = self._both("differences", view, unit_rows(places), {"entries": part}, stops)
+            self.known.learn_differences(view, places, lower, upper)
 
     def _functions(self, view: View, rows: Floats) -> list[tuple[Floats, Floats, Floats, Any]]:
         """Bounds on ``rows @ tensor``, in parts that fit a step; nothing is claimed yet."""
@@ -156,30 +162,30 @@ class Proof:
             still = np.flatnonzero(~(found > 0))
             if not len(still):
                 break
-            pairs = np.array([(label, rivals[i]) for i in still.tolist()])
-            values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
+            pairs = Places([(label, rivals[i]) for i in still.tolist()], view.size)
+            values, rules = self.walk([(view, unit_rows(pairs))], False)
             proved = values > 0
             found[still] = values
             if proved.all():
                 self._differ(view, pairs, values, rules)
             elif proved.any():
-                pairs = pairs[proved]
-                values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
+                pairs = Places(pairs.at[proved], view.size)
+                values, rules = self.walk([(view, unit_rows(pairs))], False)
                 self._differ(view, pairs, values, rules)
         return found
 
     def claim_difference(self, view: View, label: int, rival: int) -> float:
         """Claim a lower bound on the difference of two entries, by one walk of its own."""
-        pairs = np.array([(label, rival)])
-        values, rules = self.walk([(view, unit_rows(pairs, view.index.size))], False)
+        pairs = Places([(label, rival)], view.size)
+        values, rules = self.walk([(view, unit_rows(pairs))], False)
         self._differ(view, pairs, values, rules)
         return float(values[0])
 
-    def _differ(self, view: View, pairs: Indices, lower: Floats, rules: dict[str, Any]) -> None:
+    def _differ(self, view: View, pairs: Places, lower: Floats, rules: dict[str, Any]) -> None:
         upper = np.full(len(lower), np.inf)
-        whole, pairs = self._whole(view.node), view.index.ravel()[pairs]
-        self._commit("differences", whole, {"entries": pairs}, lower, upper, rules, False)
-        self.known.learn_differences(whole, pairs, lower, upper)
+        whole, entries = self.networks.whole(view.node), view.at(pairs).index.at
+        self._commit("differences", whole, {"entries": entries}, lower, upper, rules, False)
+        self.known.learn_differences(view, pairs, lower, upper)
 
     def claim_score(self, row: Floats) -> float:
         """Claim a lower bound on ``row . p``, p being the sum of the outputs of all networks."""
@@ -191,15 +197,16 @@ class Proof:
 
     def claim_sign(self, view: View, positive: bool) -> float:
         """Claim that a single output is positive (negative): how far it stays from zero."""
-        rows = unit_rows(np.zeros(1, dtype=np.int64), 1) * (1 if positive else -1)
+        only = Places([0], 1)
+        rows = unit_rows(only) * (1 if positive else -1)
         for self.products in ("planes", "contracted"):
             values, rules = self.walk([(view, rows)], False)
             if values[0] > 0:
                 break
         lower, upper = (values, np.full(1, np.inf)) if positive else (np.full(1, -np.inf), -values)
-        whole, entries = self._whole(view.node), view.index.ravel()
+        whole, entries = self.networks.whole(view.node), view.at(only).index.at
         self._commit("entries", whole, {"entries": entries}, lower, upper, rules, False)
-        self.known.learn_entries(whole, entries, lower, upper)
+        self.known.learn_entries(view, only, lower, upper)
         return float(values[0])
 
     def _both(self, claim: str, view: View, rows: Balls, what: dict[str, Any], stops: bool) -> tuple[Floats, Floats]:
@@ -240,9 +247,8 @@ class Proof:
         if isinstance(node, Softmax):
             return self._choose_planes(index, node, A)
         assert isinstance(node, Product)
-        if self.products == "contracted":
-            return self._choose_functions(node, A)
-        return {"below": np.full(node.size, 0.5), "above": np.full(node.size, 0.5)}
+        contracted = self._choose_functions(node, A) if self.products == "contracted" else None
+        return contracted or {"below": np.full(node.size, 0.5), "above": np.full(node.size, 0.5)}
 
     def _slope(self, index: int, node: Kink) -> str:
         if index not in self._slopes:
@@ -252,16 +258,21 @@ class Proof:
 
     def _choose_planes(self, index: int, node: Softmax, A: Balls) -> Rule:
         number, low, high = self.anchors[index]
-        rows = A.astype(np.float64)[:, node.rows]
+        rows = node.outputs.of(A.astype(np.float64))
         ones = np.ones((1, *node.rows.shape))
         return {"planes": number, "multiplier": _multiplier(rows, low, high), "below": ones, "above": ones}
 
-    def _choose_functions(self, node: Product, A: Balls) -> Rule:
-        """Of the factors that may be kept the one that loses least: half-width of x times half-width of f, summed."""
+    def _choose_functions(self, node: Product, A: Balls) -> Rule | None:
+        """Of the factors that may be kept the one that loses least: half-width of x times half-width of f, summed.
+
+        None where the kept factor stands for itself alone, as probabilities of rows of one do: nothing to contract.
+        """
         self.products, before = "planes", self.products
         tried = [self._contraction(node, A, keep, reference) for keep, reference in self._kept(node, A)]
         self.products = before
         _, rule, view, parts = min(tried, key=lambda found: found[0])
+        if not parts:
+            return None
         return {**rule, "functions": self._claim_functions(view, parts)}
 
     def _contraction(
@@ -269,34 +280,33 @@ class Proof:
     ) -> tuple[float, Rule, View, list[tuple[Floats, Floats, Floats, Any]]]:
         factors, _ = self.known.factors(node, keep, A, reference)
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
-        rows = np.full((len(A), kept.index.size), -1)
+        rows = np.full((len(A), kept.size), -1)
         size = self.networks.nodes[other.node].size
         wanted = np.array([f.astype(np.float64) for f in factors.values()]).reshape(-1, size)
         distinct, places = np.unique(wanted, axis=0, return_inverse=True)
         for (s, a), place in zip(factors, places.ravel()):
             rows[s, a] = place
-        view = self._whole(other.node)
+        view = self.networks.whole(other.node)
         parts = self._functions(view, distinct)
         width = np.concatenate([upper - lower for _, lower, upper, _ in parts] or [np.zeros(0)])
         lower, upper = self.known.box(kept)
         loss = sum(float((upper - lower)[a] * width[rows[s, a]]) for s, a in factors)
-        rule: dict[str, Any] = {"keep": keep, "rows": rows, "weight": np.full((1, kept.index.size), 0.5)}
+        rule: dict[str, Any] = {"keep": keep, "rows": rows, "weight": np.full((1, kept.size), 0.5)}
         return loss, rule if reference is None else rule | {"reference": reference}, view, parts
 
     def _kept(self, node: Product, A: Balls) -> list[tuple[int, Indices | None]]:
         """Keep probabilities, one of every row standing for all; otherwise the factor with fewer entries in use."""
         for keep, view in enumerate((node.x, node.y)):
             source = self.networks.nodes[view.node]
-            if isinstance(source, Softmax) and np.array_equal(np.sort(view.index), np.arange(source.size)):
+            if isinstance(source, Softmax) and sorted(view.index.flat) == list(range(source.size)):
                 lower, upper = self.known.box(view)
-                place = np.argsort(view.index)  # where every probability stands in the factor
-                reference = np.full(view.index.size, -1)
-                for row in source.rows:
-                    members = place[row]
+                place = np.argsort(view.index.at)  # where every probability stands in the factor
+                reference = np.full(view.size, -1)
+                for members in source.outputs.of(place):
                     reference[members] = members[np.argmax((upper - lower)[members])]
                 return [(keep, reference)]
-        used = np.flatnonzero((A.astype(np.float64)[:, node.out] != 0).any(0))
-        counts = [len(np.unique(side[used])) for side in (node.left, node.right)]
+        used = np.flatnonzero((node.out.of(A.astype(np.float64)) != 0).any(0))
+        counts = [len(np.unique(side.at[used])) for side in (node.left, node.right)]
         return [(keep, None) for keep in (0, 1) if counts[keep] == min(counts)]
 
     # Small things
@@ -309,16 +319,13 @@ class Proof:
         self.arrays[name] = array
         return name
 
-    def _whole(self, index: int) -> View:
-        return View(index, np.arange(self.networks.nodes[index].size))
-
     def _parts(self, items: Any, sides: int) -> list[Any]:
         step = max(1, LARGEST_STEP // (sides * self._widest))
         return [items[i : i + step] for i in range(0, len(items), step)]
 
     def _deep(self, index: int) -> bool:
         """Whether a node is more than one matrix away from the input."""
-        before = [self.networks.nodes[i] for i in self.before([self._whole(index)])]
+        before = [self.networks.nodes[i] for i in self.networks.before([index])]
         simple = [n for n in before if isinstance(n, Input | Linear) or (isinstance(n, Sum) and len(n.views) == 1)]
         return len(simple) < len(before) or sum(isinstance(n, Linear) for n in before) > 1
 

@@ -10,7 +10,8 @@ import numpy as np
 from flint import arb
 
 from ..checker.balls import Balls, Floats, magnitude, upper_floats
-from ..checker.network import Indices, Input, Product, Softmax, View
+from ..checker.network import Input, Product, Softmax, View
+from ..checker.positions import Indices
 from ..checker.quadratic import least
 from ..checker.replay import Rule
 from ..checker.softmax import Logits, NotAPlane, lower_plane, sigma, upper_plane
@@ -53,7 +54,7 @@ class SecondOrder:
         before = self.known.forms.count
         self.known.forms.learn_softmax(index, planes)
         proof.steps.append({"claim": "form", "tensor": name, "planes": number})
-        form = self.known.forms.rows(View(index, np.arange(node.size)))
+        form = self.known.forms.rows(proof.networks.whole(index))
         self._errors[index] = form.slope[:, before:].astype(np.float64).sum(1)
         proof.derive_planes(index)
 
@@ -77,7 +78,7 @@ class SecondOrder:
             return None
         for side, view in enumerate((node.x, node.y)):
             source = self.proof.networks.nodes[view.node]
-            if isinstance(source, Softmax) and np.array_equal(np.sort(view.index), np.arange(source.size)):
+            if isinstance(source, Softmax) and sorted(view.index.flat) == list(range(source.size)):
                 return {"split": side, "reference": self._reference(node, A[0], side)}
         return {"split": 0}
 
@@ -87,13 +88,13 @@ class SecondOrder:
         mine, theirs = (node.left, node.right) if side == 0 else (node.right, node.left)
         source = self.proof.networks.nodes[kept.node]
         assert isinstance(source, Softmax)
-        C = np.zeros((kept.index.size, other.index.size))
-        np.add.at(C, (mine, theirs), row[node.out].astype(np.float64))
+        C = np.zeros((kept.size, other.size))
+        np.add.at(C, (mine.at, theirs.at), node.out.of(row).astype(np.float64))
         pulls = C @ self.known.forms.rows(other).slope.astype(np.float64)
-        errors = self._errors[kept.node][kept.index.ravel()]
-        place = np.argsort(kept.index.ravel())  # where every probability stands in the factor
-        found = np.full(kept.index.size, -1)
-        for members in place[source.rows]:
+        errors = kept.index.of(self._errors[kept.node])
+        place = np.argsort(kept.index.at)  # where every probability stands in the factor
+        found = np.full(kept.size, -1)
+        for members in source.outputs.of(place):
             apart = np.abs(pulls[members, None] - pulls[None, members]).sum(-1)
             found[members] = members[np.argmin(errors[members] @ apart)]
         return found
@@ -134,7 +135,7 @@ class QuadraticRows:
         ends = []
         for logits, output in zip(proof.networks.logits, proof.networks.probabilities):
             proof.prepare_softmax(output.node)
-            for rival in range(logits.index.size):
+            for rival in range(logits.size):
                 if rival != label:
                     self.second_order.lead(logits, label, rival)
             proof.derive_planes(output.node)

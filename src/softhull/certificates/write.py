@@ -62,7 +62,7 @@ def class_certificate(
     """
     proof = Proof([model], x, perturbation.eps, _norm(perturbation), perturbation.clip)
     logits = proof.networks.logits[0]
-    classes = logits.index.size
+    classes = logits.size
     proof.prepare([logits])
     if classes == 1:
         found = proof.claim_sign(logits, label == 1)
@@ -159,14 +159,18 @@ class Folder:
         self.missing: dict[int, str] = {}
 
     def keep(self, index: int, make: Callable[[], Certificate]) -> None:
-        """Write the certificate of an instance, or note why there is none."""
+        """Write the certificate of an instance, or note why there is none: a verdict stands without its file."""
+        name = f"certificate-{index:05d}.npz"
         try:
             certificate = make()
+            write_certificate(self.path / name, certificate)
         except SofthullError as problem:
             self.missing[index] = str(problem)
             return
-        name = f"certificate-{index:05d}.npz"
-        write_certificate(self.path / name, certificate)
+        except Exception as problem:  # whatever fails here must not take the verdicts with it
+            line = " ".join(str(problem).split())
+            self.missing[index] = f"the writer failed ({type(problem).__name__}{': ' if line else ''}{line})"
+            return
         self.written[index] = {"certificate": name}
         if "bound" in certificate.header["property"]:
             self.written[index]["certificate_bound"] = certificate.header["property"]["bound"]

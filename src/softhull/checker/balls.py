@@ -47,7 +47,8 @@ def matrix(rows: Balls | Floats) -> arb_mat:
 def times(rows: Balls | Floats, right: arb_mat) -> Balls:
     """The matrix product of ``rows [S, n]`` with ``right [n, m]``."""
     found = np.empty((rows.shape[0], right.ncols()), dtype=object)
-    found[...] = (matrix(rows) * right).tolist()
+    if found.size:  # the list of an empty matrix has lost its shape
+        found[...] = (matrix(rows) * right).tolist()
     return found
 
 

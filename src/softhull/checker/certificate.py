@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, quoted
 
-FORMAT, VERSION = "softhull certificate", 1
+FORMAT, VERSION = "softhull certificate", 2
 HEADER = "header.json"
 LARGEST_HEADER = 1 << 24  # bytes
 LARGEST_MEMBERS = 1 << 27  # bytes of all members together, unpacked
@@ -43,7 +43,7 @@ class Certificate:
         found = self.arrays.get(name) if isinstance(name, str) else None
         if found is None or found.dtype.kind != kind:
             wanted = {"f": "real", "i": "whole"}[kind]
-            raise CertificateError(f"there is no array {str(name)[:40]!r} of {wanted} numbers in the certificate")
+            raise CertificateError(f"there is no array {quoted(name)} of {wanted} numbers in the certificate")
         return found
 
 
@@ -56,6 +56,8 @@ def read_members(path: str | Path, most: int = LARGEST_MEMBERS) -> dict[str, byt
             if len(archive.infolist()) > MOST_MEMBERS:
                 raise CertificateError(f"{path}: more than {MOST_MEMBERS} members")
             for member in archive.infolist():
+                if member.filename in found:
+                    raise CertificateError(f"{path}: two members {quoted(member.filename)}")
                 with archive.open(member) as stream:
                     found[member.filename] = stream.read(left + 1)
                 left -= len(found[member.filename])
@@ -78,14 +80,14 @@ def read_array(name: str, content: bytes) -> np.ndarray[Any, Any]:
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = header(stream)
         if dtype.kind not in "iuf" or dtype.hasobject or dtype.itemsize > 8:
-            raise CertificateError(f"array {name}: {dtype} is neither whole nor real numbers")
+            raise CertificateError(f"array {quoted(name)}: {dtype} is neither whole nor real numbers")
         if math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
-            raise CertificateError(f"array {name}: its size is not the one of its contents")
+            raise CertificateError(f"array {quoted(name)}: its size is not the one of its contents")
         flat = np.frombuffer(content, dtype, offset=stream.tell())
     except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, TokenError) as problem:
         if isinstance(problem, CertificateError):
             raise
-        raise CertificateError(f"array {name}: not in NumPy's format") from None
+        raise CertificateError(f"array {quoted(name)}: not in NumPy's format") from None
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
@@ -96,20 +98,37 @@ def read_certificate(path: str | Path) -> Certificate:
     if text is None or len(text) > LARGEST_HEADER:
         raise CertificateError(f"{path}: no {HEADER} of at most {LARGEST_HEADER} bytes; not a certificate")
     try:
-        header = json.loads(text)
+        header = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError):
-        raise CertificateError(f"{path}: {HEADER} is not JSON, or nested too deeply") from None
+        raise CertificateError(f"{path}: {HEADER} is not JSON, names a key twice or is nested too deeply") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CertificateError(f"{path}: not a {FORMAT}")
-    if header.get("version") != VERSION:
-        raise CertificateError(f"{path}: version {str(header.get('version'))[:20]!r}; this checker reads {VERSION}")
+    version = header.get("version")
+    if version != VERSION:
+        why = (
+            "false statements were accepted in version 1; write it again"
+            if version == 1
+            else "written by another softhull"
+        )
+        raise CertificateError(f"{path}: version {quoted(version)}, this checker reads {VERSION}: {why}")
     arrays = {}
     for name, content in members.items():
         if not name.endswith(SUFFIX):
-            raise CertificateError(f"{path}: unexpected member {name[:40]!r}")
-        found = read_array(name, content)
+            raise CertificateError(f"{path}: unexpected member {quoted(name)}")
+        try:
+            found = read_array(name, content)
+        except CertificateError as problem:
+            raise CertificateError(f"{path}: {problem}") from None
         arrays[name.removesuffix(SUFFIX)] = found.astype(np.int64 if found.dtype.kind in "iu" else np.float64)
     return Certificate(header, arrays)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object that says everything once, so that no two readers see different things."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key twice")
+    return found
 
 
 def write_certificate(path: str | Path, certificate: Certificate) -> None:

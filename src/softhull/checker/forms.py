@@ -19,7 +19,8 @@ from flint import arb, arb_mat
 
 from .balls import ONE, Balls, exact, is_zero, matrix, times, zeros
 from .certificate import Refused
-from .network import Indices, Input, Kink, Linear, Node, Product, Softmax, Sum, View
+from .network import Input, Kink, Linear, Node, Product, Softmax, Sum, View
+from .positions import Places
 from .quadratic import Noise, ProductRanges, padded
 
 if TYPE_CHECKING:
@@ -61,17 +62,17 @@ class Forms:
         self._known: dict[int, Form] = {}
 
     def rows(self, view: View) -> Form:
-        """The form of the entries of a view, over all the noise there is."""
-        index = view.index.ravel()
+        """The form of what stands at the places of a view, over all the noise there is."""
+        index = view.flat().index
         if index.size * self.count > LARGEST_FORM:
             raise Refused("a form of more coefficients than the checker allows")
         if isinstance(self.known.networks.nodes[view.node], Input):
             slope = zeros(index.size, self.count)
-            slope[np.arange(index.size), index] = self.radius[index]
-            return Form(self.centre[index], slope)
+            slope[np.arange(index.size), index.at] = index.of(self.radius)  # one number in every row
+            return Form(index.of(self.centre), slope)
         self._find(view.node)
         form = self._known[view.node]
-        return Form(form.centre[index], padded(form.slope[index], self.count))
+        return Form(index.of(form.centre), padded(index.of(form.slope, 0), self.count))
 
     def _find(self, last: int) -> None:
         """Forms of a node and of those it depends on, first to last."""
@@ -108,13 +109,13 @@ class Forms:
         if node.out.size * self.count > LARGEST_FORM:
             raise Refused("a product with more terms than the checker allows")
         x, y = self.rows(node.x), self.rows(node.y)
-        centre, slope, error = zeros(node.size), zeros(node.size, self.count), zeros(node.size)
-        i, j = node.left, node.right
         reach = [np.array([self.noise.reach(row) for row in form.slope], dtype=object) for form in (x, y)]
-        np.add.at(centre, node.out, x.centre[i] * y.centre[j])
-        np.add.at(slope, node.out, x.centre[i, None] * y.slope[j] + y.centre[j, None] * x.slope[i])
-        np.add.at(error, node.out, reach[0][i] * reach[1][j])
-        return self._spread(Form(centre, slope), error)
+        x_centre, y_centre = node.left.of(x.centre), node.right.of(y.centre)
+        slope = x_centre[:, None] * node.right.of(y.slope, 0) + y_centre[:, None] * node.left.of(x.slope, 0)
+        centre, error = node.out.spread(
+            np.stack((x_centre * y_centre, node.left.of(reach[0]) * node.right.of(reach[1])))
+        )
+        return self._spread(Form(centre, node.out.spread(slope.T).T), error)
 
     def _spread(self, form: Form, error: Balls) -> Form:
         """A new number of noise for every entry that may be off by an error."""
@@ -140,11 +141,11 @@ class Forms:
             centre[r], slope[r] = ONE - centre[members].sum(), -slope[members].sum(0)
             factors[side] = Form(centre, slope)
         first, C, second = _used(node, row)
-        x, y = (Form(f.centre[e], f.slope[e]) for f, e in zip(factors, (first, second)))
+        x, y = (Form(places.of(f.centre), places.of(f.slope, 0)) for f, places in zip(factors, (first, second)))
         on_x, on_y = times(C, matrix(y.centre[:, None]))[:, 0], times(C.T, matrix(x.centre[:, None]))[:, 0]
         found: dict[int, Balls] = {}
-        self.known.put(found, View(node.x.node, node.x.index.ravel()[first]), on_x[None])
-        self.known.put(found, View(node.y.node, node.y.index.ravel()[second]), on_y[None])
+        self.known.put(found, node.x.at(first), on_x[None])
+        self.known.put(found, node.y.at(second), on_y[None])
         return found, -(on_x * x.centre).sum(), Part(x.slope, C, y.slope)
 
     def quadratic(self, on_input: Balls, parts: Sequence[Part]) -> tuple[arb, Balls, Balls]:
@@ -160,10 +161,11 @@ class Forms:
 
     # Softmax
 
-    def combinations(self, node: int, rows: Balls) -> tuple[Balls, Balls, Balls, Balls]:
-        """``rows [N, size] @ node``: centres ``[N]``, slopes ``[N, n]``, the least and the most ``[N]`` of the rest."""
+    def combinations(self, view: View, rows: Balls) -> tuple[Balls, Balls, Balls, Balls]:
+        """``rows [N, places] @ view``: centres ``[N]``, slopes ``[N, n]``, least and most ``[N]`` of the rest."""
         nodes = self.known.networks.nodes
-        pending, centre = {node: rows}, zeros(len(rows))
+        pending, centre = dict[int, Balls](), zeros(len(rows))
+        self.known.put(pending, view, rows)
         slope, low, high = zeros(len(rows), self.count), zeros(len(rows)), zeros(len(rows))
         while pending:
             top = max(pending)
@@ -182,29 +184,25 @@ class Forms:
                 x, y = self.rows(here.x), self.rows(here.y)
                 ranges = ProductRanges(x.slope, y.slope, self.noise)
                 for n, row in enumerate(A):
-                    least, most = ranges.between(*_used(here, row))
+                    first, C, second = _used(here, row)
+                    least, most = ranges.between(first.at, C, second.at)
                     low[n], high[n] = low[n] + least, high[n] + most
-                x_centre, y_centre, C = x.centre[here.left], y.centre[here.right], A[:, here.out]
-                self.known.put(found, View(here.x.node, here.x.index[here.left]), C * y_centre)
-                self.known.put(found, View(here.y.node, here.y.index[here.right]), C * x_centre)
+                x_centre, y_centre, C = here.left.of(x.centre), here.right.of(y.centre), here.out.of(A)
+                self.known.put(found, here.x.at(here.left), C * y_centre)
+                self.known.put(found, here.y.at(here.right), C * x_centre)
                 centre = centre - (C * (x_centre * y_centre)).sum(1)
             else:
-                form = self.rows(View(top, np.arange(here.size)))
+                form = self.rows(self.known.networks.whole(top))
                 centre = centre + times(A, matrix(form.centre[:, None]))[:, 0]
                 slope = padded(slope, self.count) + times(A, matrix(form.slope))
             for i, back in found.items():
                 pending[i] = pending[i] + back if i in pending else back
         return centre, slope, low, high
 
-    def differences(self, node: Softmax) -> tuple[Indices, Balls, Balls]:
-        """All pairs of logits within the rows of a softmax, and bounds on their differences."""
-        rows = node.x.index[node.rows]
-        first, second = np.triu_indices(rows.shape[1], 1)
-        pairs = np.stack((rows[:, first], rows[:, second]), -1).reshape(-1, 2)
-        units = zeros(len(pairs), self.known.networks.nodes[node.x.node].size)
-        units[np.arange(len(pairs)), pairs[:, 0]] = ONE
-        units[np.arange(len(pairs)), pairs[:, 1]] = -ONE
-        centre, slope, low, high = self.combinations(node.x.node, units)
+    def differences(self, node: Softmax) -> tuple[Places, Balls, Balls]:
+        """All pairs of places within the rows of a softmax, and bounds on the differences of their logits."""
+        pairs = pairs_within(node)
+        centre, slope, low, high = self.combinations(node.x, unit_rows(pairs))
         reach = np.array([self.noise.reach(row) for row in slope], dtype=object)
         return pairs, centre + low - reach, centre + high + reach
 
@@ -213,33 +211,48 @@ class Forms:
         node = self.known.networks.nodes[index]
         assert isinstance(node, Softmax)
         R, K = node.rows.shape
-        rows = zeros(R * K, self.known.networks.nodes[node.x.node].size)
+        rows = zeros(R, K, node.size)  # over the places of the logits
         least, most = zeros(R, K), planes.above[0]
         for r in range(R):
             x = self.known.logits(node, r)
             for k in range(K):
                 slope = planes.above_slope[0, r, k]
-                rows[r * K + k, node.x.index[node.rows[r]]] = slope
+                rows[r, k, node.rows.at[r]] = slope
                 least[r, k] = planes.below[0, r, k] + x.least(planes.below_slope[0, r, k] - slope)
-        centre, slope, low, high = self.combinations(node.x.node, rows)
+        centre, slope, low, high = self.combinations(node.x, rows.reshape(R * K, node.size))
         low, high = low + least.ravel(), high + most.ravel()
-        places = node.rows.ravel()
-        form = Form(zeros(node.size), zeros(node.size, self.count))
-        error = zeros(node.size)
-        form.centre[places], form.slope[places], error[places] = centre + (low + high) / 2, slope, (high - low) / 2
-        self._known[index] = self._spread(form, error)
+        own = node.outputs  # each entry stands in one row
+        centre, error = own.spread(np.stack((centre + (low + high) / 2, (high - low) / 2)))
+        self._known[index] = self._spread(Form(centre, own.spread(slope.T).T), error)
 
 
-def _used(node: Product, row: Balls) -> tuple[Indices, Balls, Indices]:
+def pairs_within(node: Softmax) -> Places:
+    """All pairs ``[N, 2]`` of places within the rows of a softmax."""
+    first, second = np.triu_indices(node.rows.shape[1], 1)
+    pairs = np.stack((node.rows.at[:, first], node.rows.at[:, second]), -1).reshape(-1, 2)
+    return Places(pairs, node.size)
+
+
+def unit_rows(places: Places) -> Balls:
+    """Rows over the places of a view that pick one of them ``[S]``, or the difference of two ``[S, 2]``."""
+    pairs = places.at.reshape(len(places.at), -1)
+    rows = zeros(len(pairs), places.among)
+    for sign, column in zip((1, -1), pairs.T):
+        rows[np.arange(len(rows)), column] += sign
+    return rows
+
+
+def _used(node: Product, row: Balls) -> tuple[Places, Balls, Places]:
     """The product with coefficients as ``x[first] . C y[second]``."""
-    used = np.flatnonzero(~is_zero(row[node.out]).astype(bool))
-    first, i = np.unique(node.left[used], return_inverse=True)
-    second, j = np.unique(node.right[used], return_inverse=True)
+    coefficients = node.out.of(row)
+    used = np.flatnonzero(~is_zero(coefficients).astype(bool))
+    first, i = np.unique(node.left.at[used], return_inverse=True)
+    second, j = np.unique(node.right.at[used], return_inverse=True)
     if len(first) * len(second) > LARGEST_FORM:
         raise Refused("a product with more terms than the checker allows")
     C = zeros(len(first), len(second))
-    np.add.at(C, (i, j), row[node.out[used]])
-    return first, C, second
+    np.add.at(C, (i, j), coefficients[used])
+    return Places(first, node.left.among), C, Places(second, node.right.among)
 
 
 def _product(weights: arb_mat, right: Balls) -> Balls:

@@ -2,29 +2,34 @@
 
 Every tensor is a *view*: entries of one node, by index. Operators that only move entries (Reshape, Transpose, ...) make
 new views and no node. One instance is checked at a time: an open first dimension of the input is 1.
+
+An operator means what the standard says of it in the operator set that the file imports. Every rule below declares the
+operator sets, the operands and the attributes for which it is that meaning; all else is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from flint import arb
-from onnx import numpy_helper
+from onnx import AttributeProto, TensorProto, numpy_helper
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted
 from .balls import Balls, Floats, exact
-
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+from .positions import Entries, Indices, Places
 
 LARGEST_FILE = 1 << 30  # bytes
 LARGEST_NODE = 1 << 22  # weights of one operator, or scalar products
 LARGEST_NETWORK = 1 << 24  # the same over all operators
+MOST_DIMENSIONS = 16
+LATEST = 25  # the last operator set that the rules were compared with
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,29 @@ class View:
     """A tensor whose entries are entries of one node; ``index`` has the shape of the tensor."""
 
     node: int
-    index: Indices
+    index: Entries
+
+    @property
+    def size(self) -> int:
+        return self.index.size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.index.shape
+
+    def moved(self, move: Callable[[Indices], Indices]) -> View:
+        """The tensor after an operator that only moves entries."""
+        return View(self.node, Entries(move(self.index.at), self.index.among))
+
+    def flat(self) -> View:
+        return self.moved(np.ravel)
+
+    def at(self, places: Places) -> View:
+        """The tensor of what stands at some places of this one."""
+        return self.moved(lambda index: places.of(index.ravel()))
+
+    def places(self) -> Places:
+        return Places(np.arange(self.size), self.size)
 
 
 @dataclass(frozen=True)
@@ -44,7 +71,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Sum:
-    """``sum_i scales[i] * views[i] + bias``, entry by entry."""
+    """``sum_i scales[i] * views[i] + bias``: entry e is made of what stands at place e of every view."""
 
     size: int
     views: tuple[View, ...]
@@ -54,7 +81,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Linear:
-    """``weights @ x``, ``weights [size, entries of x]``."""
+    """``weights @ x``, ``weights [size, places of x]``."""
 
     size: int
     x: View
@@ -63,7 +90,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Kink:
-    """``max(x, 0) + slope * min(x, 0)`` with ``0 <= slope <= 1``: Relu and LeakyRelu."""
+    """``max(x, 0) + slope * min(x, 0)`` with ``0 <= slope <= 1``: Relu and LeakyRelu; entry e from place e."""
 
     size: int
     x: View
@@ -72,23 +99,28 @@ class Kink:
 
 @dataclass(frozen=True)
 class Product:
-    """Sums of products: entry ``out[t]`` collects ``x[left[t]] * y[right[t]]`` over all t."""
+    """Sums of products: entry ``out[t]`` collects what stands at place ``left[t]`` of x times ``right[t]`` of y."""
 
     size: int
     x: View
     y: View
-    out: Indices
-    left: Indices
-    right: Indices
+    out: Entries
+    left: Places
+    right: Places
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Softmax of the rows ``[R, K]`` of entries of ``x``; output entry i belongs to input entry i."""
+    """Softmax of rows ``[R, K]`` of places in ``x``, each place in one of them; entry e belongs to place e."""
 
     size: int
     x: View
-    rows: Indices
+    rows: Places
+
+    @property
+    def outputs(self) -> Entries:
+        """The rows of its own entries."""
+        return Entries(self.rows.at, self.size)
 
 
 Node = Input | Sum | Linear | Kink | Product | Softmax
@@ -98,34 +130,42 @@ class Networks:
     """One or several networks over one input: ``nodes`` in order, ``tensors`` by ``"number of the network:name"``.
 
     ``logits`` are the last tensors of the networks with a final softmax taken off, ``probabilities`` the same with one.
+    ``digests`` are the SHA-256 sums of the very bytes that were read.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self.nodes: list[Node] = []
         self.tensors: dict[str, View] = {}
         self.names: dict[int, str] = {}  # of the nodes
+        self.digests: list[str] = []
         self._numbers = 0
         outputs = [_Reader(self, str(path), number).read() for number, path in enumerate(paths)]
         self.logits = [self._before_softmax(output) for output in outputs]
+        self.ends_in_softmax = [logits is not output for logits, output in zip(self.logits, outputs)]
         self.probabilities = [self._softmax_of(number, output) for number, output in enumerate(outputs)]
 
     @property
     def input_size(self) -> int:
         return self.nodes[0].size
 
+    def whole(self, index: int) -> View:
+        """All entries of a node, each at the place of its number."""
+        size = self.nodes[index].size
+        return View(index, Entries(np.arange(size), size))
+
     def _softmax_of(self, number: int, output: View) -> View:
-        if self.logits[number] is not output:
+        if self.ends_in_softmax[number]:
             return output
-        logits = View(output.node, output.index.ravel())
-        size = logits.index.size
-        found = self.add(Softmax(size, logits, np.arange(size).reshape(1, size)), [size])
+        size = output.size
+        found = self.add(Softmax(size, output.flat(), Places(np.arange(size).reshape(1, size), size)), [size])
         self.tensors[self.names.setdefault(found.node, f"{number}::probabilities")] = found
         return found
 
     def _before_softmax(self, output: View) -> View:
+        """Theorem: one softmax row keeps the order of its logits, ``p_i > p_j`` where ``x_i > x_j``."""
         node = self.nodes[output.node]
-        if isinstance(node, Softmax) and len(node.rows) == 1 and sorted(output.index.flat) == list(range(node.size)):
-            return View(node.x.node, node.x.index.reshape(-1)[output.index])
+        if isinstance(node, Softmax) and len(node.rows.at) == 1 and sorted(output.index.flat) == list(range(node.size)):
+            return node.x.at(Places(output.index.at, node.size))  # entry e belongs to place e
         return output
 
     def before(self, ends: Iterable[int], known: Container[int] = ()) -> list[int]:
@@ -141,15 +181,44 @@ class Networks:
         return found[::-1]
 
     def add(self, node: Node, shape: Sequence[int]) -> View:
-        self._numbers += node.weights.size if isinstance(node, Linear) else node.size
-        self._numbers += node.out.size if isinstance(node, Product) else 0
+        self.spend(node.weights.size if isinstance(node, Linear) else node.size)
+        self.spend(node.out.size if isinstance(node, Product) else 0)
+        self.nodes.append(node)
+        return self.whole(len(self.nodes) - 1).moved(lambda index: index.reshape(shape))
+
+    def spend(self, numbers: int) -> None:
+        self._numbers += numbers
         if self._numbers > LARGEST_NETWORK:
             raise ModelError(f"more than {LARGEST_NETWORK} numbers in all")
-        self.nodes.append(node)
-        return View(len(self.nodes) - 1, np.arange(node.size).reshape(shape))
 
 
 Value = View | np.ndarray[Any, Any]
+Rule = Callable[["_Reader", list[Any], dict[str, Any]], Value]
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A rule, and for what it holds: operator sets, fewest and most operands, attributes with their types."""
+
+    rule: Rule
+    since: int
+    until: int
+    operands: tuple[int, int]
+    attributes: dict[str, int]
+
+
+OPERATORS: dict[str, list[Operator]] = {}
+
+
+def operator(
+    name: str, *, since: int, until: int = LATEST, operands: tuple[int, int] = (1, 1), **attributes: int
+) -> Callable[[AnyRule], AnyRule]:
+    def declare(rule: AnyRule) -> AnyRule:
+        OPERATORS.setdefault(name, []).append(Operator(rule, since, until, operands, attributes))
+        return rule
+
+    return declare
 
 
 class _Reader:
@@ -159,87 +228,137 @@ class _Reader:
         self.networks, self.path, self.number = networks, path, number
         self.values: dict[str, Value] = {}
         self.opset = 0
+        self.real: np.dtype[Any] = np.dtype(np.float32)  # the one type of real numbers in the file
 
     def read(self) -> View:
         graph = self._graph()
-        for tensor in graph.initializer:
-            self.values[tensor.name] = self._array(tensor)
-        inputs = [i for i in graph.input if i.name not in self.values]
+        constants = {tensor.name for tensor in graph.initializer}
+        inputs = [i for i in graph.input if i.name not in constants]  # a constant may be listed as an input, too
         if len(inputs) != 1 or len(graph.output) != 1:
             raise self._bad(f"{len(inputs)} inputs and {len(graph.output)} outputs; one of each is checked")
         self._keep(inputs[0].name, self._input(inputs[0]))
+        for tensor in graph.initializer:
+            self._keep(tensor.name, self._array(tensor))
         for node in graph.node:
-            where = f"node {node.name or (node.output[0] if node.output else '?')} ({node.op_type})"
-            rule = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-            if rule is None:
-                raise self._bad(f"{where}: not covered by the checker, which knows {', '.join(sorted(OPERATORS))}")
+            where = (
+                f"node {quoted(node.name or (node.output[0] if node.output else '?'))} ({quoted(node.op_type)[1:-1]})"
+            )
             try:
-                attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-                operands = [self.values[name] if name else None for name in node.input]
-                found = rule(self, operands, attributes)
+                self._keep(node.output[0] if node.output else "", self._apply(node))
             except ModelError as problem:
-                raise self._bad(f"{where}: {problem}") from None
+                raise self._bad(f"{where}: {str(problem).removeprefix(f'{self.path}: ')}") from None
             except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as problem:
                 raise self._bad(f"{where}: cannot be read ({type(problem).__name__}: {problem})") from None
-            self._keep(node.output[0], found)
         last = self.values.get(graph.output[0].name)
         if not isinstance(last, View):
             raise self._bad("the output does not depend on the input")
-        if last.index.size != (last.index.shape or (1,))[-1]:
-            raise self._bad(f"output of shape {last.index.shape}; one row of outputs is checked")
+        if last.size != (last.shape or (1,))[-1]:
+            raise self._bad(f"output of shape {last.shape}; one row of outputs is checked")
         return last
+
+    def _apply(self, node: onnx.NodeProto) -> Value:
+        """What a node computes, by the one rule that covers it as it is."""
+        known = OPERATORS.get(node.op_type, []) if node.domain in ("", "ai.onnx") else []
+        if not known:
+            raise ModelError(f"not covered by the checker, which knows {', '.join(sorted(OPERATORS))}")
+        found = next((rule for rule in known if rule.since <= self.opset <= rule.until), None)
+        if found is None:
+            covered = ", ".join(f"{rule.since} to {rule.until}" for rule in known)
+            raise ModelError(f"not covered in operator set {self.opset}, only in {covered}")
+        if len(node.output) != 1 or not node.output[0]:
+            raise ModelError(f"{len(node.output)} outputs; one with a name is read")
+        attributes: dict[str, Any] = {}
+        for attribute in node.attribute:
+            if attribute.name in attributes or attribute.ref_attr_name:
+                raise ModelError(f"attribute {quoted(attribute.name)} is given twice or elsewhere")
+            if found.attributes.get(attribute.name) != attribute.type:
+                raise ModelError(f"attribute {quoted(attribute.name)} is not covered in operator set {self.opset}")
+            attributes[attribute.name] = onnx.helper.get_attribute_value(attribute)
+        names = list(node.input)
+        while names and not names[-1]:  # left out
+            names.pop()
+        fewest, most = found.operands
+        if not fewest <= len(names) <= most or not all(names[:fewest]):
+            raise ModelError(f"{len(names)} operands in operator set {self.opset}")
+        missing = [name for name in names if name and name not in self.values]
+        if missing:
+            raise ModelError(f"there is no tensor {quoted(missing[0])} before it")
+        return found.rule(self, [self.values[name] if name else None for name in names], attributes)
 
     def _graph(self) -> onnx.GraphProto:
         try:
             if Path(self.path).stat().st_size > LARGEST_FILE:
                 raise self._bad(f"larger than {LARGEST_FILE} bytes")
-            model = onnx.load(self.path, load_external_data=False)
+            content = Path(self.path).read_bytes()
         except OSError as problem:
             raise self._bad(problem.strerror or "cannot be read") from None
-        except ModelError:
-            raise
+        self.networks.digests.append(hashlib.sha256(content).hexdigest())
+        try:
+            model = onnx.ModelProto.FromString(content)
         except Exception as problem:  # protobuf has several ways to say that a file is not one of its own
             raise self._bad(f"not an ONNX file ({type(problem).__name__})") from None
-        versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-        if not versions or not model.graph.node:
+        if not model.opset_import or not model.graph.node:
             raise self._bad("not an ONNX file")
         if model.functions:
             raise self._bad("defines operators of its own")
-        self.opset = versions[0]
+        if model.graph.sparse_initializer:
+            raise self._bad("holds sparse tensors")
+        try:
+            self.opset = operator_set(model)
+        except ModelError as problem:
+            raise self._bad(str(problem)) from None
         return model.graph
 
     def _array(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise self._bad(f"tensor {tensor.name} lies in another file; the checker reads one file only")
+        name = f"tensor {quoted(tensor.name)}"
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+            raise self._bad(f"{name} lies in another file; the checker reads one file only")
         if min(tensor.dims, default=0) < 0 or math.prod(tensor.dims) > LARGEST_NODE:
-            raise self._bad(f"tensor {tensor.name} is larger than {LARGEST_NODE} numbers")
+            raise self._bad(f"{name} is larger than {LARGEST_NODE} numbers")
+        if tensor.HasField("segment") or sum(bool(getattr(tensor, field)) for field in _CONTENTS) > 1:
+            raise self._bad(f"{name} has its contents more than once, or in part")
         try:
             found = numpy_helper.to_array(tensor)
         except Exception as problem:
-            raise self._bad(f"tensor {tensor.name} cannot be read ({type(problem).__name__})") from None
-        if found.dtype in (np.float16, np.float32, np.float64):
+            raise self._bad(f"{name} cannot be read ({type(problem).__name__})") from None
+        if found.dtype == self.real:
             found = found.astype(np.float64)  # exact
             if not np.isfinite(found).all():
-                raise self._bad(f"tensor {tensor.name} holds an infinity or a NaN")
-        elif found.dtype.kind not in "iu":
-            raise self._bad(f"tensor {tensor.name} holds {found.dtype}, neither whole nor real numbers")
+                raise self._bad(f"{name} holds an infinity or a NaN")
+        elif found.dtype not in (np.int64, np.int32):
+            kind = quoted(found.dtype)[1:-1]
+            raise self._bad(f"{name} holds {kind}, neither whole numbers nor {self.real}, the type of the input")
         return found
 
     def _input(self, declared: onnx.ValueInfoProto) -> View:
-        dims = declared.type.tensor_type.shape.dim
-        sizes = [d.dim_value if d.dim_value > 0 else None for d in dims]
+        name, kind = f"input {quoted(declared.name)}", declared.type.tensor_type
+        if kind.elem_type not in _REALS:
+            raise self._bad(f"{name} holds neither float nor double")
+        self.real = np.dtype(_REALS[kind.elem_type])
+        if not kind.HasField("shape") or any(d.HasField("dim_value") and d.dim_value <= 0 for d in kind.shape.dim):
+            raise self._bad(f"{name} has no shape, or an empty dimension")
+        sizes = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
         if sizes and sizes[0] is None:
             sizes[0] = 1
         shape = [s for s in sizes if s is not None]
-        if len(shape) < len(sizes) or math.prod(shape) > LARGEST_NODE:
-            raise self._bad(f"input {declared.name} has an open or too large dimension")
+        if len(shape) < len(sizes) or math.prod(shape) > LARGEST_NODE or len(shape) > MOST_DIMENSIONS:
+            raise self._bad(f"{name} has an open or too large dimension, or too many")
         if not self.networks.nodes:
             self.networks.nodes.append(Input(math.prod(shape)))
         elif self.networks.input_size != math.prod(shape):
             raise self._bad(f"input of {math.prod(shape)} entries, other networks have {self.networks.input_size}")
-        return View(0, np.arange(math.prod(shape)).reshape(shape))
+        return self.networks.whole(0).moved(lambda index: index.reshape(shape))
 
     def _keep(self, name: str, found: Value) -> None:
+        """A tensor under its name, which the standard gives to one tensor only."""
+        if name in self.values:
+            raise self._bad(f"there are two tensors {quoted(name)}")
+        if isinstance(found, View) and not found.size:
+            raise self._bad(f"tensor {quoted(name)} is empty")
+        try:
+            self.networks.spend(found.size)
+        except ModelError as problem:
+            raise self._bad(str(problem)) from None
         self.values[name] = found
         if isinstance(found, View):
             self.networks.tensors[f"{self.number}:{name}"] = found
@@ -253,7 +372,7 @@ class _Reader:
     def sum(self, views: Sequence[View], scales: Sequence[Any], bias: Any, shape: Sequence[int]) -> View:
         size = math.prod(shape)
         _limit(size)
-        spread = tuple(View(v.node, np.broadcast_to(v.index, shape).ravel()) for v in views)
+        spread = tuple(v.moved(lambda index: np.broadcast_to(index, shape).ravel()) for v in views)
         balls = tuple(np.broadcast_to(scale, shape).ravel() for scale in scales)
         return self.networks.add(Sum(size, spread, balls, np.broadcast_to(bias, shape).ravel()), shape)
 
@@ -265,6 +384,8 @@ class _Reader:
                 if (label < 0 and size != 1) or sizes.setdefault(label, size) != size:
                     raise ModelError(f"shapes {_shape(x)} and {_shape(y)} do not fit each other")
         names = [label for label in sizes if label >= 0]
+        if len(names) > MOST_DIMENSIONS:
+            raise ModelError(f"more than {MOST_DIMENSIONS} dimensions")
         _limit(math.prod(sizes[n] for n in names))
         grid = dict(zip(names, np.indices([sizes[n] for n in names]).reshape(len(names), -1)))
 
@@ -276,21 +397,35 @@ class _Reader:
         shape = [sizes[n] for n in out]
         o, i, j = flat(out), flat(x_labels), flat(y_labels)
         if isinstance(x, View) and isinstance(y, View):
-            left, right = (View(v.node, v.index.ravel()) for v in (x, y))
-            return self.networks.add(Product(math.prod(shape), left, right, o, i, j), shape)
+            size = math.prod(shape)
+            terms = Entries(o, size), Places(i, x.size), Places(j, y.size)
+            return self.networks.add(Product(size, x.flat(), y.flat(), *terms), shape)
         if not isinstance(x, View):
             x, y, i, j = y, x, j, i
         assert isinstance(x, View)
         if isinstance(y, View) or y.dtype != np.float64:
             raise ModelError("two constants, or a constant that is not real")
-        _limit(math.prod(shape) * x.index.size)
-        weights = np.zeros((math.prod(shape), x.index.size))
+        _limit(math.prod(shape) * x.size)
+        weights = np.zeros((math.prod(shape), x.size))
         count = np.zeros(weights.shape, dtype=np.int64)
         np.add.at(count, (o, i), 1)
         if count.max(initial=0) > 1:
             raise ModelError("a weight of this operator is a sum of numbers of the file")
         weights[o, i] = y.ravel()[j]
-        return self.networks.add(Linear(len(weights), View(x.node, x.index.ravel()), weights), shape)
+        return self.networks.add(Linear(len(weights), x.flat(), weights), shape)
+
+
+_CONTENTS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_REALS = {TensorProto.FLOAT: np.float32, TensorProto.DOUBLE: np.float64}
+
+
+def operator_set(model: onnx.ModelProto) -> int:
+    """The version of the standard operators: one import in either spelling of their domain, and no import twice."""
+    domains = [o.domain if o.domain != "ai.onnx" else "" for o in model.opset_import]
+    if domains.count("") != 1 or len(set(domains)) < len(domains):
+        raise ModelError("imports no standard operator set, or one of its operator sets twice")
+    version: int = model.opset_import[domains.index("")].version
+    return version
 
 
 def _limit(size: int) -> None:
@@ -299,88 +434,160 @@ def _limit(size: int) -> None:
 
 
 def _shape(value: Value) -> tuple[int, ...]:
-    return value.index.shape if isinstance(value, View) else value.shape
+    return value.shape
 
 
 def _moved(move: Callable[[Any], Any], value: Value) -> Value:
     """An operator that only moves entries, applied to a view or to a constant."""
-    return View(value.node, move(value.index)) if isinstance(value, View) else move(value)
+    found = value.moved(move) if isinstance(value, View) else move(value)
+    if len(found.shape) > MOST_DIMENSIONS:
+        raise ModelError(f"more than {MOST_DIMENSIONS} dimensions")
+    return found
 
 
+def _axis(reader: _Reader, axis: int, rank: int, end: int = 0) -> int:
+    """An axis of ``rank`` dimensions, below ``rank + end``; from operator set 11 on it may count from the end."""
+    if not -rank <= axis < rank + end or (axis < 0 and reader.opset < 11):
+        raise ModelError(f"axis {axis} of {rank} dimensions in operator set {reader.opset}")
+    return axis + rank if axis < 0 else axis
+
+
+def _axes(reader: _Reader, found: Any, rank: int) -> tuple[int, ...]:
+    axes = tuple(_axis(reader, int(a), rank) for a in found)
+    if not axes or len(set(axes)) < len(axes):  # runtimes do not agree on what no axes mean
+        raise ModelError("no axes, or one of them twice")
+    return axes
+
+
+def _whole(value: Any) -> Indices:
+    """Whole numbers, of which shapes are made; reals are not computed with before the walk."""
+    if isinstance(value, View) or value.dtype != np.int64:
+        raise ModelError("anything but whole numbers of 64 bits")
+    found: Indices = value
+    return found
+
+
+def _list(value: Any) -> list[int]:
+    """A list of whole numbers."""
+    if _whole(value).ndim != 1:
+        raise ModelError("a tensor where a list of whole numbers is expected")
+    found: list[int] = value.tolist()
+    return found
+
+
+def _real(value: Any) -> Floats:
+    if isinstance(value, View) or value.dtype != np.float64:
+        raise ModelError("a constant of real numbers is expected")
+    found: Floats = value
+    return found
+
+
+# Operators that move entries
+
+
+@operator("Reshape", since=5, until=13, operands=(2, 2))
+@operator("Reshape", since=14, operands=(2, 2), allowzero=AttributeProto.INT)
 def _reshape(reader: _Reader, operands: Any, attributes: Any) -> Value:
     x, wanted = operands
-    shape = [int(n) for n in wanted]
-    shape = [_shape(x)[i] if n == 0 else n for i, n in enumerate(shape)]
+    shape = [_shape(x)[i] if n == 0 else n for i, n in enumerate(_list(wanted))]
+    if min(shape, default=0) < -1 or (attributes.get("allowzero", 0) and 0 in _list(wanted)):
+        raise ModelError("a negative or an empty dimension")
     return _moved(lambda t: t.reshape(shape), x)
 
 
+@operator("Flatten", since=1, axis=AttributeProto.INT)
 def _flatten(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    axis = attributes.get("axis", 1)
-    return _moved(lambda t: t.reshape(math.prod(t.shape[:axis]), -1), operands[0])
+    (x,) = operands
+    axis = _axis(reader, attributes.get("axis", 1), len(_shape(x)), end=1)
+    return _moved(lambda t: t.reshape(math.prod(t.shape[:axis]), math.prod(t.shape[axis:])), x)
 
 
+@operator("Transpose", since=1, perm=AttributeProto.INTS)
 def _transpose(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    return _moved(lambda t: t.transpose(attributes.get("perm")), operands[0])
+    (x,) = operands
+    rank = len(_shape(x))
+    order = list(attributes.get("perm", range(rank)[::-1]))
+    if sorted(order) != list(range(rank)):
+        raise ModelError("an order of other dimensions than its operand has")
+    return _moved(lambda t: t.transpose(order), x)
 
 
-def _axes(operands: Any, attributes: Any) -> tuple[int, ...]:
-    return tuple(int(a) for a in (operands[1] if len(operands) > 1 else attributes["axes"]))
-
-
+@operator("Squeeze", since=1, until=12, axes=AttributeProto.INTS)
+@operator("Squeeze", since=13, operands=(2, 2))
 def _squeeze(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    return _moved(lambda t: np.squeeze(t, _axes(operands, attributes)), operands[0])
+    x, *axes = operands
+    wanted = _axes(reader, _list(axes[0]) if axes else attributes.get("axes", ()), len(_shape(x)))
+    return _moved(lambda t: np.squeeze(t, wanted), x)
 
 
+@operator("Unsqueeze", since=1, until=12, axes=AttributeProto.INTS)
+@operator("Unsqueeze", since=13, operands=(2, 2))
 def _unsqueeze(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    return _moved(lambda t: np.expand_dims(t, _axes(operands, attributes)), operands[0])
+    x, *axes = operands
+    found = _list(axes[0]) if axes else attributes.get("axes", ())
+    wanted = _axes(reader, found, len(_shape(x)) + len(found))
+    return _moved(lambda t: np.expand_dims(t, wanted), x)
 
 
+@operator("Identity", since=1)
 def _identity(reader: _Reader, operands: Any, attributes: Any) -> Value:
     found: Value = operands[0]
     return found
 
 
+@operator("Constant", since=1, operands=(0, 0), value=AttributeProto.TENSOR)
 def _constant(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    if "value" not in attributes:
+        raise ModelError("a constant without value")
     return reader._array(attributes["value"])
 
 
+@operator("Gather", since=1, operands=(2, 2), axis=AttributeProto.INT)
 def _gather(reader: _Reader, operands: Any, attributes: Any) -> Value:
     x, chosen = operands
-    _limit(math.prod(_shape(x)) * _whole(chosen).size)
-    return _moved(lambda t: np.take(t, chosen, attributes.get("axis", 0)), x)
+    rank, axis = len(_shape(x)), attributes.get("axis", 0)
+    if isinstance(chosen, View) or chosen.dtype.kind != "i" or not -rank <= axis < rank:
+        raise ModelError("indices that are not constant whole numbers, or an axis out of range")
+    if reader.opset < 11 and chosen.min(initial=0) < 0:
+        raise ModelError(f"negative indices in operator set {reader.opset}")
+    _limit(math.prod(_shape(x)) * chosen.size)
+    return _moved(lambda t: np.take(t, chosen, axis), x)
 
 
+# Operators on whole numbers, of which shapes are made
+
+
+@operator("Shape", since=1)
 def _shape_of(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    if attributes:
-        raise ModelError("a part of a shape")
     return np.array(_shape(operands[0]), dtype=np.int64)
 
 
+@operator("Concat", since=4, operands=(1, LARGEST_NODE), axis=AttributeProto.INT)
 def _concat(reader: _Reader, operands: Any, attributes: Any) -> Value:
     _limit(sum(_whole(part).size for part in operands))
-    return np.concatenate(operands, attributes["axis"])
+    if "axis" not in attributes:
+        raise ModelError("no axis")
+    return np.concatenate(operands, _axis(reader, attributes["axis"], operands[0].ndim))
 
 
+@operator("ReduceProd", since=1, until=17, axes=AttributeProto.INTS, keepdims=AttributeProto.INT)
 def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
     (x,) = operands
-    axes = tuple(attributes["axes"]) if "axes" in attributes else None
-    return np.prod(_whole(x), axis=axes, keepdims=bool(attributes.get("keepdims", 1)))
+    axes = _axes(reader, attributes["axes"], _whole(x).ndim) if "axes" in attributes else None
+    return np.asarray(np.prod(_whole(x), axis=axes, keepdims=bool(attributes.get("keepdims", 1))))
 
 
+@operator("Max", since=8, operands=(1, LARGEST_NODE))
 def _maximum(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    parts = np.broadcast_arrays(*(_whole(part) for part in operands))
-    _limit(parts[0].size * len(parts))
-    return np.maximum.reduce(parts)
+    parts = [_whole(part) for part in operands]
+    _limit(math.prod(np.broadcast_shapes(*(part.shape for part in parts))) * len(parts))
+    return np.asarray(np.maximum.reduce(np.broadcast_arrays(*parts)))
 
 
-def _whole(value: Any) -> Indices:
-    """Whole numbers, of which shapes are made; reals are not computed with before the walk."""
-    if isinstance(value, View) or value.dtype.kind not in "iu":
-        raise ModelError("anything but whole numbers")
-    found: Indices = value
-    return found
+# Affine operators and products
 
 
+@operator("MatMul", since=1, operands=(2, 2))
 def _matmul(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, y = operands
     rank = max(len(_shape(x)), len(_shape(y)))
@@ -394,6 +601,12 @@ def _matmul(reader: _Reader, operands: Any, attributes: Any) -> View:
     return reader.einsum(x, y, [*x_labels, i, k], [*y_labels, k, j], [*batch, i, j])
 
 
+_GEMM = {"alpha": AttributeProto.FLOAT, "beta": AttributeProto.FLOAT}
+_GEMM |= {"transA": AttributeProto.INT, "transB": AttributeProto.INT}
+
+
+@operator("Gemm", since=7, until=10, operands=(3, 3), **_GEMM)
+@operator("Gemm", since=11, operands=(2, 3), **_GEMM)
 def _gemm(reader: _Reader, operands: Any, attributes: Any) -> View:
     a, b, *c = operands
     if attributes.get("alpha", 1.0) != 1 or (c and attributes.get("beta", 1.0) != 1):
@@ -401,19 +614,25 @@ def _gemm(reader: _Reader, operands: Any, attributes: Any) -> View:
     product = reader.einsum(
         a, b, [1, 0] if attributes.get("transA") else [0, 1], [2, 1] if attributes.get("transB") else [1, 2], [0, 2]
     )
+    if c and np.broadcast_shapes(_shape(c[0]), product.shape) != product.shape:
+        raise ModelError(f"a summand of shape {_shape(c[0])} for a product of shape {product.shape}")
     return _add(reader, [product, c[0]], {}) if c else product
 
 
+@operator("Einsum", since=12, operands=(2, 2), equation=AttributeProto.STRING)
 def _einsum(reader: _Reader, operands: Any, attributes: Any) -> View:
-    terms, arrow, out = attributes["equation"].decode().replace(" ", "").partition("->")
+    terms, arrow, out = attributes.get("equation", b"").decode("ascii").replace(" ", "").partition("->")
     labels = terms.split(",")
-    if not arrow or "." in terms or len(labels) != 2 or any(len(set(part)) < len(part) for part in (*labels, out)):
+    if not arrow or len(labels) != 2 or not all(part.isalpha() or not part for part in (*labels, out)):
         raise ModelError("an equation other than the product of two tensors")
+    if any(len(set(part)) < len(part) for part in (*labels, out)):
+        raise ModelError("an equation that names a dimension of a tensor twice")
     x, y = ([ord(letter) for letter in part] for part in labels)
     first, second = operands
     return reader.einsum(first, second, x, y, [ord(letter) for letter in out])
 
 
+@operator("Add", since=7, operands=(2, 2))
 def _add(reader: _Reader, operands: Any, attributes: Any, sign: int = 1) -> View:
     shape = np.broadcast_shapes(*(_shape(v) for v in operands))
     signs = (arb(1), arb(sign))
@@ -425,22 +644,26 @@ def _add(reader: _Reader, operands: Any, attributes: Any, sign: int = 1) -> View
     return reader.sum([v for v, _ in views], [np.array(s, dtype=object) for _, s in views], bias, shape)
 
 
+@operator("Sub", since=7, operands=(2, 2))
 def _subtract(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _add(reader, operands, attributes, -1)
 
 
+@operator("Mul", since=7, operands=(2, 2))
 def _multiply(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, y = operands
     shape = np.broadcast_shapes(_shape(x), _shape(y))
-    _limit(math.prod(shape))
+    size = math.prod(shape)
+    _limit(size)
     if isinstance(x, View) and isinstance(y, View):
-        left, right = (View(v.node, np.broadcast_to(v.index, shape).ravel()) for v in (x, y))
-        every = np.arange(math.prod(shape))
-        return reader.networks.add(Product(every.size, left, right, every, every, every), shape)
+        left, right = (v.moved(lambda index: np.broadcast_to(index, shape).ravel()) for v in (x, y))
+        every = Entries(np.arange(size), size)
+        return reader.networks.add(Product(size, left, right, every, left.places(), right.places()), shape)
     x, y = (x, y) if isinstance(x, View) else (y, x)
     return reader.sum([x], [exact(_real(y))], np.zeros(()), shape)
 
 
+@operator("Div", since=7, operands=(2, 2))
 def _divide(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, y = operands
     if not isinstance(x, View) or isinstance(y, View) or not (_real(y) != 0).all():
@@ -448,70 +671,49 @@ def _divide(reader: _Reader, operands: Any, attributes: Any) -> View:
     return reader.sum([x], [arb(1) / exact(_real(y))], np.zeros(()), np.broadcast_shapes(_shape(x), _shape(y)))
 
 
-def _real(value: Any) -> Floats:
-    if isinstance(value, View) or value.dtype != np.float64:
-        raise ModelError("a constant of real numbers is expected")
-    found: Floats = value
-    return found
+# Activations and softmax
 
 
 def _kink(reader: _Reader, x: Value, slope: float) -> View:
     if not isinstance(x, View) or not 0 <= slope <= 1:
         raise ModelError("an operand that is constant, or a slope outside of 0 to 1")
-    return reader.networks.add(Kink(x.index.size, View(x.node, x.index.ravel()), slope), x.index.shape)
+    return reader.networks.add(Kink(x.size, x.flat(), slope), x.shape)
 
 
+@operator("Relu", since=6)
 def _relu(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _kink(reader, operands[0], 0.0)
 
 
+@operator("LeakyRelu", since=6, alpha=AttributeProto.FLOAT)
 def _leaky_relu(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _kink(reader, operands[0], attributes.get("alpha", float(np.float32(0.01))))
 
 
+@operator("Clip", since=11, operands=(2, 3))
 def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
-    least = operands[1] if len(operands) > 1 else attributes.get("min")
-    most = operands[2] if len(operands) > 2 else attributes.get("max")
-    if least is None or float(least) != 0 or (most is not None and float(most) < 3e38):
-        raise ModelError("limits other than 0 and infinity")
-    return _kink(reader, operands[0], 0.0)
+    x, least, *most = operands
+    if most or _real(least).shape != () or least != 0:
+        raise ModelError("limits other than 0 below and none above")
+    return _kink(reader, x, 0.0)
 
 
+@operator("Softmax", since=1, until=12, axis=AttributeProto.INT)
+def _softmax_of_the_rest(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Before operator set 13: over all dimensions from the axis on."""
+    shape = _shape(operands[0])
+    axis = _axis(reader, attributes.get("axis", 1), len(shape))
+    return _rows_softmax(reader, operands[0], lambda places: places.reshape(math.prod(shape[:axis]), -1))
+
+
+@operator("Softmax", since=13, axis=AttributeProto.INT)
 def _softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
-    (x,) = operands
-    shape = x.index.shape
-    every = np.arange(x.index.size).reshape(shape)
-    if reader.opset < 13:
-        axis = attributes.get("axis", 1) % len(shape)
-        rows = every.reshape(math.prod(shape[:axis]), -1)
-    else:
-        moved = np.moveaxis(every, attributes.get("axis", -1), -1)
-        rows = moved.reshape(-1, moved.shape[-1])
-    return reader.networks.add(Softmax(every.size, View(x.node, x.index.ravel()), rows), shape)
+    axis = _axis(reader, attributes.get("axis", -1), len(_shape(operands[0])))
+    return _rows_softmax(reader, operands[0], lambda p: np.moveaxis(p, axis, -1).reshape(-1, p.shape[axis]))
 
 
-OPERATORS: dict[str, Callable[[_Reader, Any, Any], Value]] = {
-    "Add": _add,
-    "Clip": _clip,
-    "Concat": _concat,
-    "Constant": _constant,
-    "Div": _divide,
-    "Einsum": _einsum,
-    "Flatten": _flatten,
-    "Gather": _gather,
-    "Gemm": _gemm,
-    "Identity": _identity,
-    "LeakyRelu": _leaky_relu,
-    "MatMul": _matmul,
-    "Max": _maximum,
-    "Mul": _multiply,
-    "ReduceProd": _reduce_product,
-    "Relu": _relu,
-    "Reshape": _reshape,
-    "Shape": _shape_of,
-    "Softmax": _softmax,
-    "Squeeze": _squeeze,
-    "Sub": _subtract,
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
-}
+def _rows_softmax(reader: _Reader, x: Value, rows: Callable[[Indices], Indices]) -> View:
+    if not isinstance(x, View):
+        raise ModelError("a softmax of constants")
+    places = rows(np.arange(x.size).reshape(x.shape))
+    return reader.networks.add(Softmax(x.size, x.flat(), Places(places, x.size)), x.shape)

@@ -12,7 +12,7 @@ import numpy as np
 from flint import arb
 
 from .balls import ONE, ZERO, Balls, Floats, euclidean, exact, largest, magnitude, matrix, times, zeros
-from .network import Indices
+from .positions import Indices
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ certificate when checking. Any choice within its range gives a true bound, so no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ from .balls import (
 )
 from .certificate import Refused
 from .forms import Forms, Part
-from .network import Indices, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
+from .network import Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
+from .positions import Places
 from .quadratic import least
 from .softmax import Logits, NotAPlane, lower_plane, upper_plane
 
@@ -86,6 +87,31 @@ class Planes:
     above: Balls
 
 
+@dataclass
+class Walk:
+    """Where a walk stands: ``<C, tensor>`` is at least the sum of all of this, for every input of the region.
+
+    ``sum_i <pending[i], node i> + constant + sum of the quadratics``, one number per row of C. What a step takes off a
+    node comes back through ``step`` and nothing leaves: ``Knowledge.least`` is the only way to a number.
+    """
+
+    pending: dict[int, Balls]
+    constant: Balls
+    quadratics: list[Part] = field(default_factory=list)
+
+    @property
+    def top(self) -> int:
+        """The last node that coefficients stand on."""
+        return max(self.pending)
+
+    def step(self, found: dict[int, Balls], shift: Balls, quadratic: Part | None = None) -> None:
+        for i, back in found.items():
+            self.pending[i] = self.pending[i] + back if i in self.pending else back
+        self.constant = self.constant + shift
+        if quadratic is not None:
+            self.quadratics.append(quadratic)
+
+
 class Knowledge:
     """Everything proved so far about the tensors of the networks over one region."""
 
@@ -103,7 +129,7 @@ class Knowledge:
 
     def box(self, view: View) -> tuple[Floats, Floats]:
         lower, upper = self._box(view.node)
-        return lower[view.index], upper[view.index]
+        return view.index.of(lower), view.index.of(upper)
 
     def _box(self, index: int) -> tuple[Floats, Floats]:
         for i in self.networks.before([index], self._boxes) if index not in self._boxes else ():
@@ -123,57 +149,54 @@ class Knowledge:
             return outward(*(positive(end) + slope * negative(end) for end in (lower, upper)))
         if isinstance(node, Softmax):
             ends = np.array(
-                [[self.logits(node, r).probability(k) for k in range(row.size)] for r, row in enumerate(node.rows)]
+                [[self.logits(node, r).probability(k) for k in range(row.size)] for r, row in enumerate(node.rows.at)]
             )
             found = np.empty((2, node.size))
-            found[:, node.rows.ravel()] = ends.reshape(-1, 2).T
+            found[:, node.outputs.flat] = ends.reshape(-1, 2).T  # each entry stands in one row
             return found[0], found[1]
         if isinstance(node, Product):
             (lx, ux), (ly, uy) = ((exact(end) for end in self.box(view)) for view in (node.x, node.y))
-            corners = [a[node.left] * b[node.right] for a in (lx, ux) for b in (ly, uy)]
-            lower, upper = zeros(node.size), zeros(node.size)
-            np.add.at(lower, node.out, _fold(arb.min, corners))
-            np.add.at(upper, node.out, _fold(arb.max, corners))
-            return outward(lower, upper)
+            corners = [node.left.of(a) * node.right.of(b) for a in (lx, ux) for b in (ly, uy)]
+            return outward(*(node.out.spread(_fold(end, corners)[None])[0] for end in (arb.min, arb.max)))
         units = _diagonal(node.size)
         least, most = (minimum_of(self, self.back(node, sign * units)) for sign in (ONE, -ONE))
         bias = exact(node.bias) if isinstance(node, Sum) else ZERO
         return outward(least + bias, -most + bias)
 
     def logits(self, node: Softmax, row: int) -> Logits:
-        entries = node.x.index[node.rows[row]]
-        lower, upper = self._box(node.x.node)
-        low, high = lower[entries], upper[entries]
-        known = self._apart.get(node.x.node, {})
+        """What is known of one row: by place, from what is known of the entries that stand there."""
+        x = node.x.at(Places(node.rows.at[row], node.size))
+        low, high = self.box(x)
+        known = self._apart.get(x.node, {})
         apart = np.array(
             [
                 [
                     0.0 if i == j else max(known.get((i, j), -np.inf), round_down(arb(float(p)) - arb(float(q))))
-                    for j, q in zip(entries, high)
+                    for j, q in zip(x.index.flat, high)
                 ]
-                for i, p in zip(entries, low)
+                for i, p in zip(x.index.flat, low)
             ]
         )
         return Logits(low, high, apart)
 
     def difference(self, view: View, i: int, j: int) -> float:
-        """A proved lower bound on the difference of two entries of a tensor."""
-        first, second = (int(view.index.ravel()[e]) for e in (i, j))
-        return self._apart.get(view.node, {}).get((first, second), -np.inf)
+        """A proved lower bound on the difference of what stands at two places of a tensor."""
+        first, second = view.at(Places([i, j], view.size)).index.flat
+        return 0.0 if first == second else self._apart.get(view.node, {}).get((first, second), -np.inf)
 
     # New claims
 
-    def learn_entries(self, view: View, entries: Indices, lower: Floats, upper: Floats) -> None:
+    def learn_entries(self, view: View, places: Places, lower: Floats, upper: Floats) -> None:
         size = self.networks.nodes[view.node].size
         low, high = self._claimed.setdefault(view.node, (np.full(size, -np.inf), np.full(size, np.inf)))
-        places = view.index.ravel()[entries]
-        np.maximum.at(low, places, lower)
-        np.minimum.at(high, places, upper)
+        entries = view.at(places).index
+        np.maximum.at(low, entries.at, lower)
+        np.minimum.at(high, entries.at, upper)
         self._renew(view.node)
 
-    def learn_differences(self, view: View, pairs: Indices, lower: Floats, upper: Floats) -> None:
+    def learn_differences(self, view: View, pairs: Places, lower: Floats, upper: Floats) -> None:
         known = self._apart.setdefault(view.node, {})
-        for (i, j), low, high in zip(view.index.ravel()[pairs].tolist(), lower.tolist(), upper.tolist()):
+        for (i, j), low, high in zip(view.at(pairs).index.at.tolist(), lower.tolist(), upper.tolist()):
             known[i, j] = max(known.get((i, j), -np.inf), low)
             known[j, i] = max(known.get((j, i), -np.inf), -high)
         self._renew(view.node)
@@ -181,8 +204,7 @@ class Knowledge:
     def learn_logits(self, node: Softmax) -> None:
         """The differences of the logits of a softmax as their forms give them."""
         pairs, lower, upper = self.forms.differences(node)
-        whole = View(node.x.node, np.arange(self.networks.nodes[node.x.node].size))
-        self.learn_differences(whole, pairs, *outward(lower, upper))
+        self.learn_differences(node.x, pairs, *outward(lower, upper))
 
     def _renew(self, index: int) -> None:
         self._boxes = {i: box for i, box in self._boxes.items() if i < index}
@@ -214,45 +236,45 @@ class Knowledge:
 
     def lower_bounds(self, start: list[tuple[View, Balls]], rules: Rules, stops: bool = False) -> Balls:
         """Lower bounds ``[S]`` on the sum of all ``<rows, tensor>``; with ``stops`` the best on the way."""
-        pending: dict[int, Balls] = {}
-        S = len(start[0][1])
+        walk = Walk({}, zeros(len(start[0][1])))
         for view, rows in start:
-            self.put(pending, view, rows)
-        constant, best, parts = zeros(S), None, list[Part]()
-        while (top := max(pending)) > 0:
+            self.put(walk.pending, view, rows)
+        best = []
+        while (top := walk.top) > 0:
             if stops:
-                here = constant + minimum_of(self, pending)
-                best = here if best is None else _fold(arb.max, [best, here])
-            node, A = self.networks.nodes[top], pending.pop(top)
+                best.append(self.least(walk, rules))
+            node, A = self.networks.nodes[top], walk.pending.pop(top)
             if isinstance(node, Sum | Linear):
-                if isinstance(node, Sum):
-                    constant = constant + times(A, matrix(node.bias[:, None]))[:, 0]
-                found = self.back(node, A)
+                shift = times(A, matrix(node.bias[:, None]))[:, 0] if isinstance(node, Sum) else zeros(len(A))
+                walk.step(self.back(node, A), shift)
+                continue
+            rule = rules(top, A)
+            if rule is None:
+                raise Refused("the proof does not say how to pass this node")
+            if isinstance(node, Product) and "split" in rule:
+                walk.step(*self._split(node, A, rule))
             else:
-                rule = rules(top, A)
-                if rule is None:
-                    raise Refused("the proof does not say how to pass this node")
-                if isinstance(node, Product) and "split" in rule:
-                    found, shift = self._split(node, A, rule, parts)
-                else:
-                    step = {Kink: self._kink, Softmax: self._softmax, Product: self._product}[type(node)]
-                    found, shift = step(top, A, rule)
-                constant = constant + shift
-            for i, back in found.items():
-                pending[i] = pending[i] + back if i in pending else back
-        last = constant + (self._least(pending[0], parts, rules) if parts else self.region.minimum(pending[0]))
-        return last if best is None else _fold(arb.max, [best, last])
+                pass_node = {Kink: self._kink, Softmax: self._softmax, Product: self._product}[type(node)]
+                walk.step(*pass_node(top, A, rule))
+        return _fold(arb.max, [*best, self.least(walk, rules)])
+
+    def least(self, walk: Walk, rules: Rules) -> Balls:
+        """The least value ``[S]`` of a walk wherever it stands; -inf where nothing is known of it.
+
+        Linear coefficients take theirs over the boxes of their nodes. Quadratics are bounded together with the
+        coefficients on the input, so that a walk with quadratics has no value before it is there.
+        """
+        if not walk.quadratics:
+            return walk.constant + minimum_of(self, walk.pending)
+        if walk.top > 0:
+            return np.full(len(walk.constant), arb.neg_inf(), dtype=object)
+        return walk.constant + self._quadratic(walk.pending[0], walk.quadratics, rules)
 
     def put(self, pending: dict[int, Balls], view: View, rows: Balls) -> None:
-        """Coefficients on the entries of a view, added to those of its node."""
-        size = self.networks.nodes[view.node].size
-        index = view.index.ravel()
+        """Coefficients on the places of a view, added to those on the entries of its node."""
         if view.node not in pending:
-            pending[view.node] = zeros(len(rows), size)
-        if len(np.unique(index)) == len(index):
-            pending[view.node][:, index] += rows
-        else:
-            np.add.at(pending[view.node].T, index, rows.T)
+            pending[view.node] = zeros(len(rows), self.networks.nodes[view.node].size)
+        view.index.add(pending[view.node], rows)
 
     def back(self, node: Sum | Linear, A: Balls) -> dict[int, Balls]:
         """Coefficients on the inputs of an affine node; exact up to the rounding that the balls contain."""
@@ -304,10 +326,10 @@ class Knowledge:
         if planes is None or planes.node != index:
             raise Refused("planes that were not derived for this node")
         multiplier = exact(_array(rule, "multiplier", S, R))
-        rows = A[:, node.rows] - multiplier[:, :, None]
+        rows = node.outputs.of(A) - multiplier[:, :, None]
         constant = multiplier.sum(1)
         slope = zeros(S, R, K)
-        least, most = (end[node.rows] for end in self._box(index))
+        least, most = (node.outputs.of(end) for end in self._box(index))
         for part, name, slopes, offsets, rest in (
             (positive(rows), "below", planes.below_slope, planes.below, least),
             (negative(rows), "above", planes.above_slope, planes.above, most),
@@ -323,20 +345,17 @@ class Knowledge:
             for r in range(R):
                 slope[:, r] += times(part[:, r], matrix(gradient[r]))
         found: dict[int, Balls] = {}
-        flat = zeros(S, node.size)
-        flat[:, node.rows.ravel()] = slope.reshape(S, -1)
-        self.put(found, node.x, flat)
+        self.put(found, node.x, node.rows.spread(slope.reshape(S, -1)))
         return found, constant
 
-    def _split(self, node: Product, A: Balls, rule: Rule, parts: list[Part]) -> tuple[dict[int, Balls], Balls]:
+    def _split(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
         """One row as a linear function of both factors and a quadratic of the noise, which is bounded in the end."""
         if len(A) != 1 or rule["split"] not in (0, 1):
             raise Refused("a split of several rows, or of neither factor")
         found, shift, part = self.forms.split(node, A[0], rule["split"], rule.get("reference"))
-        parts.append(part)
-        return found, np.array([shift], dtype=object)
+        return found, np.array([shift], dtype=object), part
 
-    def _least(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
+    def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way."""
         constant, linear, B = self.forms.quadratic(on_input[0], parts)
         rule = rules(0, np.concatenate((linear[None], B)))
@@ -360,19 +379,19 @@ class Knowledge:
         ``(x - l_x)(y - l_y) >= 0`` have one sign; above likewise from ``(x - l_x)(u_y - y) >= 0``.
         """
         below, above = (
-            exact(_array(rule, name, node.size, low=0.0, high=1.0))[node.out] for name in ("below", "above")
+            node.out.of(exact(_array(rule, name, node.size, low=0.0, high=1.0))) for name in ("below", "above")
         )
-        lx, ux = (exact(end)[node.left] for end in self.box(node.x))
-        ly, uy = (exact(end)[node.right] for end in self.box(node.y))
-        C = A[:, node.out]
+        lx, ux = (node.left.of(exact(end)) for end in self.box(node.x))
+        ly, uy = (node.right.of(exact(end)) for end in self.box(node.y))
+        C = node.out.of(A)
         up, down = positive(C), negative(C)
         on_x = up * (below * ly + (ONE - below) * uy) + down * (above * uy + (ONE - above) * ly)
         on_y = up * (below * lx + (ONE - below) * ux) + down * (above * lx + (ONE - above) * ux)
         low = below * lx * ly + (ONE - below) * ux * uy
         high = above * lx * uy + (ONE - above) * ux * ly
         found: dict[int, Balls] = {}
-        self.put(found, View(node.x.node, node.x.index[node.left]), on_x)
-        self.put(found, View(node.y.node, node.y.index[node.right]), on_y)
+        self.put(found, node.x.at(node.left), on_x)
+        self.put(found, node.y.at(node.right), on_y)
         return found, -(up * low + down * high).sum(1)
 
     def _contracted(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
@@ -385,7 +404,7 @@ class Knowledge:
         proved = self._proved(other.node, rule["functions"])
         if keep not in (0, 1):
             raise Refused("keep is neither 0 nor 1")
-        S, n = len(A), kept.index.size
+        S, n = len(A), kept.size
         rows = np.asarray(rule["rows"])
         if rows.shape != (S, n) or rows.dtype.kind != "i" or rows.max() >= len(proved.rows) or rows.min() < -1:
             raise Refused("rows out of range")
@@ -421,25 +440,27 @@ class Knowledge:
         )
 
     def factors(self, node: Product, keep: int, A: Balls, reference: Any) -> tuple[dict[tuple[int, int], Balls], Balls]:
-        """The functions f_a that are not zero, by row and kept entry, and what is left without kept factor.
+        """The functions f_a that are not zero, by row and kept place, and what is left without kept factor.
 
-        ``reference[a]`` names for an entry a of a softmax row G another entry r of it (-1: none). As the entries of G
+        ``reference[a]`` names for a place a of a softmax row G another place r of it (-1: none). As the entries of G
         add up to 1, ``sum_{a in G} x_a u_a = u_r + sum_{a in G} x_a (u_a - u_r)``.
         """
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         mine, theirs = (node.left, node.right) if keep == 0 else (node.right, node.left)
         S, size = len(A), self.networks.nodes[other.node].size
         stands_for = self.references(kept, reference)
-        used = ~is_zero(A[:, node.out]).astype(bool)
+        coefficients = node.out.of(A)
+        used = ~is_zero(coefficients).astype(bool)
+        kept_places, other_entries = mine.flat, other.at(theirs).index.flat
         found: dict[tuple[int, int], Balls] = {}
         certain = zeros(S, size)
         for s in range(S):
             u: dict[int, Balls] = {}
             for t in np.flatnonzero(used[s]).tolist():
-                a = int(mine[t])
+                a = kept_places[t]
                 if a not in u:
                     u[a] = zeros(size)
-                u[a][other.index[theirs[t]]] += A[s, node.out[t]]
+                u[a][other_entries[t]] += coefficients[s, t]
             for r, *members in stands_for:
                 base = u.pop(r, None)
                 if base is not None:
@@ -450,18 +471,18 @@ class Knowledge:
         return found, certain
 
     def references(self, kept: View, reference: Any) -> list[list[int]]:
-        """Groups of kept entries that are whole softmax rows, each with its reference entry first."""
+        """Groups of kept places at which whole softmax rows stand, each with its reference first."""
         if reference is None:
             return []
         names = np.asarray(reference)
         node = self.networks.nodes[kept.node]
-        if names.shape != (kept.index.size,) or names.dtype.kind != "i" or not isinstance(node, Softmax):
+        if names.shape != (kept.size,) or names.dtype.kind != "i" or not isinstance(node, Softmax):
             raise Refused("references to anything but a softmax")
-        rows = {frozenset(row.tolist()) for row in node.rows}
+        rows = {frozenset(row.tolist()) for row in node.outputs.at}
         groups = []
         for r in np.unique(names[names >= 0]).tolist():
             members = np.flatnonzero(names == r).tolist()
-            whole = kept.index.ravel()[members].tolist()
+            whole = kept.at(Places(members, kept.size)).index.flat
             if r not in members or len(set(whole)) < len(whole) or frozenset(whole) not in rows:
                 raise Refused("a reference for something that is not one whole softmax row")
             groups.append([r, *(a for a in members if a != r)])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
+from ..errors import quoted
 from .balls import ONE, ZERO, Floats, exact
 from .certificate import Refused
 from .network import Networks
@@ -22,11 +23,11 @@ def score_bound(
 ) -> str:
     """The bound in words, where the proved rows imply it; otherwise Refused."""
     name, label, bound = claim["score"], claim["label"], claim["bound"]
-    if name not in SCORES or not isinstance(bound, float) or not np.isfinite(bound):
-        raise Refused(f"score {str(name)[:20]!r} is not covered, or its bound is no number")
-    K = networks.probabilities[0].index.size
-    if any(output.index.size != K for output in networks.probabilities):
-        raise Refused("the networks do not have the same classes")
+    if not isinstance(name, str) or name not in SCORES or not isinstance(bound, float) or not np.isfinite(bound):
+        raise Refused(f"score {quoted(name)} is not covered, or its bound is no number")
+    K = networks.probabilities[0].size
+    if K < 2 or label >= K or any(output.size != K for output in networks.probabilities):
+        raise Refused("the networks do not have the same two or more classes, or the label is none of them")
     rows = [(exact(c), arb(float(v)) / len(networks.probabilities)) for R, L in proved for c, v in zip(R, L)]
     low, high = (exact(np.zeros(K)) for _ in range(2))
     for output in networks.probabilities:
@@ -36,7 +37,9 @@ def score_bound(
     below, sense = SCORES[name](rows, label, low, high, arb(bound))
     if not below:
         raise Refused(f"the {name} is not proved to be {sense} {bound!r}")
-    return f"the {name} for class {label} is {sense} {bound!r}"
+    M = len(networks.probabilities)
+    whose = "" if M == 1 else f" of the mean of {M} networks"
+    return f"the {name} for class {label}{whose} is {sense} {bound!r}"
 
 
 def _picked(rows: Any, coefficients: Mapping[int, int], K: int) -> arb:

@@ -67,6 +67,8 @@ def upper_plane(x: Logits, k: int, pulls: Floats) -> tuple[Balls, arb]:
     """
     h = exact(pulls)
     h[k] = ZERO
+    if len(h) == 1:  # without others p_k is 1, and there are no log-odds
+        return zeros(1), ONE
     if not all(a >= 0 for a in h):
         raise NotAPlane("a negative pull")
     t = h.sum()
@@ -103,6 +105,8 @@ def lower_plane(x: Logits, k: int, reference: int, theta: float, alpha: float, g
         raise NotAPlane("theta, alpha, gamma or reference out of range")
     if reference < 0 and theta != 0:
         raise NotAPlane("theta without reference")
+    if K == 1:
+        return zeros(1), ONE
     a, b = _relative(x, reference, arb(theta))
     c = max(float(end) for end in b)
     a, b = a - c, b - c

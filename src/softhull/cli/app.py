@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import SofthullError
+from ..errors import SofthullError, one_line
 
 COMMANDS = (
     "bounds",
@@ -92,7 +92,7 @@ def _describe(problem: Exception) -> str:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    click.echo(f"softhull: {' '.join(message.split())}", err=True)
+    click.echo(f"softhull: {one_line(message)}", err=True)
     sys.exit(code)
 
 

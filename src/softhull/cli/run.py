@@ -49,6 +49,7 @@ def command(
       softhull run campaign.toml --executor local:4 --timeout 60 --memory 8GB
       softhull run campaign.toml --executor dask:tcp://scheduler:8786
     """
+    from ..deadlines import deadline_after
     from ..devices import find_device
     from ..errors import InvalidInput
     from ..runs.campaign import load_campaign
@@ -72,9 +73,7 @@ def command(
         },
     )
     for name in ("timeout", "budget"):
-        value = options[name]
-        if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise InvalidInput(f"{name} must be a positive number of seconds, got {value!r}")
+        deadline_after(options[name], name)
     if not isinstance(options["batch"], int) or options["batch"] < 1:
         raise InvalidInput(f"batch must be a whole number of at least 1, got {options['batch']!r}")
     choice = find_executor(str(options["executor"]))

@@ -87,6 +87,8 @@ def command(
     """
     import torch
 
+    from ..deadlines import deadline_after
+    from ..errors import SofthullError
     from ..formats.onnx import load_onnx
     from ..propagate.methods import find_method
 
@@ -145,7 +147,7 @@ def command(
             write_json(out, result.to_dict())
         return result
 
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
     if store is not None:
         from ..runs.single import Asked, robustness_through_store
@@ -163,8 +165,8 @@ def command(
             cpu, wall = cpu + part.cpu_seconds, wall + part.seconds
             if part.interrupted:
                 raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        if records:  # an interrupt reports what was done
+    except (KeyboardInterrupt, SofthullError):
+        if records:  # what was done is reported whatever happens
             report()
         raise
     result = report()
@@ -208,7 +210,8 @@ def _property(
             "outputs": None if found.outputs is None else found.outputs.reshape(-1).tolist(),
             "cpu_seconds": found.cpu_seconds,
             "seconds": found.seconds,
-        },
+        }
+        | ({"message": found.message} if found.message else {}),
     )
     if out != "-":
-        click.echo(found.verdict)
+        click.echo(found.verdict + (f": {found.message}" if found.message else ""))

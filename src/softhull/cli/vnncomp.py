@@ -14,7 +14,7 @@ from .options import device_option, with_progress
 @click.argument("onnx", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("vnnlib", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("result", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for the one property.")
+@click.option("--timeout", type=float, help="Seconds for the one property.")
 @click.option(
     "--instances", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A table ONNX,VNNLIB,SECONDS."
 )

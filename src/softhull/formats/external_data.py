@@ -42,14 +42,16 @@ def _read(tensor: Any, name: str, folder: Path | None, room: int) -> bytes:
     place = f"{name}: external data {location!r} of {tensor.name!r}"
     if folder is None:
         raise ModelError(f"{place}: a model in memory has no folder to read it from")
+    if not isinstance(location, str) or not location.isprintable():
+        raise ModelError(f"{place}: a file name with characters that cannot be printed")
     outside = any(
         kind(location).is_absolute() or ".." in kind(location).parts or kind(location).drive
         for kind in (PurePosixPath, PureWindowsPath)
     )
-    path = (folder / location).resolve()
-    if not location or outside or not path.is_relative_to(folder.resolve()):
-        raise ModelError(f"{place}: lies outside the folder of the model")
     try:
+        path = (folder / location).resolve()
+        if not location or outside or not path.is_relative_to(folder.resolve()):
+            raise ModelError(f"{place}: lies outside the folder of the model")
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
         if not path.is_file():
             raise ModelError(f"{place}: there is no such file")
@@ -59,8 +61,10 @@ def _read(tensor: Any, name: str, folder: Path | None, room: int) -> bytes:
         with path.open("rb") as stream:
             stream.seek(offset)
             content = stream.read(length)
-    except (OSError, ValueError) as error:
-        raise error if isinstance(error, ModelError) else ModelError(f"{place}: cannot be read") from None
+    except ModelError:
+        raise
+    except (OSError, ValueError, RuntimeError):  # the last: symbolic links that go round in circles
+        raise ModelError(f"{place}: cannot be read") from None
     if len(content) != length:
         raise ModelError(f"{place}: the file is shorter than the model says")
     return content

@@ -23,6 +23,7 @@ class Network:
     final: str | None  # "softmax" or "sigmoid" when the graph ends in one
     model: bytes = field(repr=False)  # self-contained: external data is inside
     input_dtype: str = "float32"
+    runtime_dtype: str = "float32"  # the shortest one that the runtime computes in
 
     @property
     def input_shape(self) -> Shape:

@@ -1,4 +1,8 @@
-"""One rule per ONNX operator: what it becomes in the graph when at least one input is variable."""
+"""One rule per ONNX operator: what it becomes in the graph when at least one input is variable.
+
+Every rule declares the versions of the operator that it implements and the attributes and numbers of inputs and outputs
+it understands. Whatever a file uses beyond that is refused, so that nothing is read by the rules of another version.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
 from ..graph.broadcast import broadcast
-from ..graph.builder import GraphBuilder
+from ..graph.builder import GraphBuilder, check_size
 from ..graph.operator import Operator, Shape
 from ..graph.ops.centre import Centre
 from ..graph.ops.clip import Clip
@@ -38,15 +43,21 @@ from ..graph.ops.tanh import Tanh
 # A variable is a position in the graph, a constant an array, an absent optional input None.
 Value = int | np.ndarray | None
 
+_KINDS = onnx.AttributeProto
+FLOAT, INT, INTS, STRING = (int(kind) for kind in (_KINDS.FLOAT, _KINDS.INT, _KINDS.INTS, _KINDS.STRING))
+MANY = 1 << 31
+MOST_AXES = 64
+
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule works with besides its inputs."""
+    """What a rule works with besides its inputs: attributes hold the defaults of the version in force."""
 
     graph: GraphBuilder
     attributes: dict[str, Any]
-    opset: int
+    version: int  # of the operator, not of the operator set
     outputs: int
+    dtypes: set[int]  # in which variables have been computed so far
 
     def shape(self, x: int) -> Shape:
         return self.graph.shape(x)
@@ -59,31 +70,131 @@ class Context:
         return None if axes is None else [int(axis) for axis in axes]
 
 
-Rule = Callable[..., "Value | tuple[Value, ...]"]
+Translate = Callable[..., "Value | tuple[Value, ...]"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An operator as far as it is implemented; ``versions`` are those in which the standard changed it."""
+
+    translate: Translate
+    versions: frozenset[int]
+    inputs: tuple[int, int]
+    outputs: int
+    attributes: dict[str, int]
+
+    def apply(
+        self, node: Any, arguments: list[Value], graph: GraphBuilder, opset: int, dtypes: set[int]
+    ) -> list[Value]:
+        schema = schema_of(node.op_type, opset)
+        if schema.since_version not in self.versions:
+            known = ", ".join(map(str, sorted(self.versions)))
+            raise ModelError(f"version {schema.since_version} of this operator is not supported, only {known}")
+        attributes = self._attributes(node, schema)
+        least, most = max(self.inputs[0], schema.min_input), min(self.inputs[1], schema.max_input)
+        given = len(arguments)
+        if not least <= given <= most or any(value is None for value in arguments[:least]):
+            raise ModelError(f"{given} inputs, some perhaps left out; it takes {least} to {most}")
+        if not 1 <= len(node.output) <= self.outputs:
+            raise ModelError(f"{len(node.output)} outputs; at most {self.outputs} are supported")
+        context = Context(graph, attributes, schema.since_version, len(node.output), dtypes)
+        result = self.translate(context, *arguments)
+        return list(result) if isinstance(result, tuple) else [result]
+
+    def _attributes(self, node: Any, schema: Any) -> dict[str, Any]:
+        """Those of the node over the defaults of the standard, which are numbers in single precision."""
+        found = {
+            name: onnx.helper.get_attribute_value(entry.default_value)
+            for name, entry in schema.attributes.items()
+            if entry.default_value.name
+        }
+        given = [attribute.name for attribute in node.attribute]
+        for attribute in node.attribute:
+            kind = self.attributes.get(attribute.name)
+            if kind is None or attribute.name not in schema.attributes or given.count(attribute.name) > 1:
+                raise ModelError(f"the attribute {attribute.name!r} is unknown, not supported or given twice")
+            if attribute.type != kind or attribute.ref_attr_name:
+                raise ModelError(f"the attribute {attribute.name!r} is of the wrong type")
+            found[attribute.name] = onnx.helper.get_attribute_value(attribute)
+        missing = [name for name, entry in schema.attributes.items() if entry.required and name not in found]
+        if missing:
+            raise ModelError(f"the attribute {missing[0]!r} is missing")
+        return found
+
+
+def schema_of(operator: str, opset: int) -> Any:
+    """What the standard says about an operator in a version of the operator set."""
+    try:
+        schema = onnx.defs.get_schema(operator, opset, "")
+    except Exception:
+        raise ModelError(f"the operator set {opset} has no such operator") from None
+    if schema.deprecated:
+        raise ModelError(f"this operator is deprecated in the operator set {opset}")
+    return schema
+
+
 RULES: dict[str, Rule] = {}
 
 
-def _rule(*names: str) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
+def _rule(
+    *names: str,
+    versions: tuple[int, ...],
+    inputs: int | tuple[int, int] = 1,
+    outputs: int = 1,
+    attributes: dict[str, int] | None = None,
+) -> Callable[[Translate], Translate]:
+    """Register a rule for operators that are declared alike."""
+
+    def register(translate: Translate) -> Translate:
+        numbers = (inputs, inputs) if isinstance(inputs, int) else inputs
+        rule = Rule(translate, frozenset(versions), numbers, outputs, attributes or {})
         RULES.update(dict.fromkeys(names, rule))
-        return rule
+        return translate
 
     return register
 
 
-def _real(value: Value) -> Tensor:
-    """A constant as float64."""
+def _real(value: Value, masks: bool = False) -> Tensor:
+    """A constant of finite numbers as float64; with ``masks`` also -inf, which a softmax turns into 0."""
     if not isinstance(value, np.ndarray):
         raise ModelError("an input that must be constant depends on the network input")
     if value.dtype.kind not in "fiub":
         raise ModelError(f"a constant of type {value.dtype} is no number")
-    return torch.from_numpy(np.array(value, dtype=np.float64))
+    check_size(value.shape)
+    return _finite(torch.from_numpy(np.array(value, dtype=np.float64)), masks)
+
+
+def _finite(constant: Tensor, masks: bool = False) -> Tensor:
+    allowed = constant.isfinite() | (constant.isneginf() if masks else False)
+    if not bool(allowed.all()):
+        raise ModelError("a constant is infinite or not a number")
+    return constant
+
+
+def _number(value: Value) -> float:
+    """A constant with a single entry, possibly infinite."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub" or value.size != 1:
+        raise ModelError("a single constant number is expected")
+    number = float(value.reshape(()))
+    if math.isnan(number):
+        raise ModelError("a constant is not a number")
+    return number
 
 
 def _integers(value: Value) -> list[int]:
+    """A shape, or axes, or something else with at most one entry per axis."""
+    found = _positions(value)
+    if found.size > MOST_AXES:
+        raise ModelError(f"{found.size} sizes or axes; at most {MOST_AXES} are read")
+    return [int(item) for item in found.reshape(-1)]
+
+
+def _positions(value: Value) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        raise ModelError("a shape, axis or index depends on the network input")
-    return [int(item) for item in value.reshape(-1)]
+        raise ModelError("a shape, axis or index is missing or depends on the network input")
+    if value.dtype.kind not in "iu":
+        raise ModelError(f"a shape, axis or index of type {value.dtype}")
+    return value
 
 
 def _variable(value: Value) -> int:
@@ -103,50 +214,76 @@ def _axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
-@_rule("Identity", "Dropout")
-def _identity(context: Context, x: Value, *rest: Value) -> Value:
-    if any(isinstance(value, np.ndarray) and bool(value) for value in rest[1:2]):
+def _distinct_axes(axes: list[int], rank: int) -> tuple[int, ...]:
+    found = sorted(_axis(axis, rank) for axis in axes)
+    if len(set(found)) < len(found):
+        raise ModelError(f"an axis stands twice in {axes}")
+    return tuple(found)
+
+
+@_rule("Shape", versions=(1, 13, 15, 19, 21, 23, 24, 25), attributes={"start": INT, "end": INT})
+def _shape_of(context: Context, x: Value) -> Value:
+    """Static although the value is not."""
+    shape = context.shape(_variable(x))
+    return np.array(
+        shape[context.attributes.get("start", 0) : context.attributes.get("end", len(shape))], dtype=np.int64
+    )
+
+
+@_rule("Size", versions=(1, 13, 19, 21, 23, 24, 25))
+def _size_of(context: Context, x: Value) -> Value:
+    return np.array(math.prod(context.shape(_variable(x))), dtype=np.int64)
+
+
+@_rule("Identity", versions=(1, 13, 14, 16, 19, 21, 23, 24, 25))
+def _identity(context: Context, x: Value) -> Value:
+    return _variable(x)
+
+
+@_rule("Dropout", versions=(7, 10, 12, 13, 22), inputs=(1, 3), outputs=2, attributes={"ratio": FLOAT, "seed": INT})
+def _dropout(context: Context, x: Value, ratio: Value = None, training: Value = None) -> Value:
+    """Nothing, where it is not trained; the second output is a mask that nobody may use."""
+    if training is not None and (not isinstance(training, np.ndarray) or training.any()):
         raise ModelError("dropout in training mode is random; export the model in evaluation mode")
     return _variable(x)
 
 
-@_rule("Cast")
+@_rule("Cast", versions=(6, 9, 13, 19, 21, 23, 24, 25), attributes={"to": INT, "saturate": INT, "round_mode": STRING})
 def _cast(context: Context, x: Value) -> Value:
-    if int(context.attributes["to"]) not in (1, 10, 11, 16):  # float, half, double, bfloat16
-        raise ModelError("casting a variable to integers or booleans is not supported")
+    """Between single and double precision, which round what the graph says in real numbers; nothing shorter."""
+    if context.attributes["to"] not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+        raise ModelError("casting a variable to anything but float and double is not supported")
+    context.dtypes.add(context.attributes["to"])
     return _variable(x)
 
 
-@_rule("Add", "Sum")
-def _add(context: Context, a: Value, *others: Value) -> Value:
-    total = a
-    for b in others:
-        if isinstance(total, int) and isinstance(b, int):
-            total = context.graph.sum_of(total, b)
-        elif isinstance(total, int):
-            total = context.graph.scale(total, 1.0, _real(b))
-        elif isinstance(b, int):
-            total = context.graph.scale(b, 1.0, _real(total))
-        else:
-            total = np.asarray(total) + np.asarray(b)
+@_rule("Add", versions=(7, 13, 14), inputs=2)
+@_rule("Sum", versions=(8, 13), inputs=(1, MANY))
+def _add(context: Context, *operands: Value) -> Value:
+    first, *others = (v for v in operands if isinstance(v, int))
+    total = first
+    for variable in others:
+        total = context.graph.sum_of(total, variable)
+    for constant in (v for v in operands if not isinstance(v, int)):
+        total = context.graph.scale(total, 1.0, _real(constant, masks=True))
     return total
 
 
-@_rule("Sub")
+@_rule("Sub", versions=(7, 13, 14), inputs=2)
 def _sub(context: Context, a: Value, b: Value) -> Value:
     if isinstance(a, int) and isinstance(b, int):
         return context.graph.difference(a, b)
     if isinstance(a, int):
         return context.graph.scale(a, 1.0, -_real(b))
-    return context.graph.scale(_variable(b), -1.0, _real(a))
+    return context.graph.scale(_variable(b), -1.0, _real(a, masks=True))
 
 
-@_rule("Neg")
+@_rule("Neg", versions=(6, 13))
 def _neg(context: Context, x: int) -> Value:
     return context.graph.scale(x, -1.0)
 
 
-@_rule("Mul")
+@_rule("Mul", versions=(7, 13, 14), inputs=2)
 def _mul(context: Context, a: Value, b: Value) -> Value:
     if isinstance(a, int) and isinstance(b, int):
         return context.graph.product(a, b)
@@ -155,40 +292,47 @@ def _mul(context: Context, a: Value, b: Value) -> Value:
     return context.graph.scale(_variable(b), _real(a))
 
 
-@_rule("Div")
+@_rule("Div", versions=(7, 13, 14), inputs=2)
 def _div(context: Context, a: Value, b: Value) -> Value:
     if not isinstance(b, int):
         divisor = _real(b)
         if bool((divisor == 0).any()):
             raise ModelError("division by a constant 0")
-        return context.graph.scale(_variable(a), 1 / divisor)
+        return context.graph.scale(_variable(a), _finite(1 / divisor))
     inverse = context.graph.elementwise(Reciprocal(context.graph.label), b)
     return context.graph.product(a, inverse) if isinstance(a, int) else context.graph.scale(inverse, _real(a))
 
 
-@_rule("Pow")
+@_rule("Pow", versions=(7, 12, 13, 15), inputs=2)
 def _pow(context: Context, x: Value, exponent: Value) -> Value:
     powers = set(_real(exponent).reshape(-1).tolist())
     label = context.graph.label
-    known: dict[float, Operator] = {
+    known: dict[float, Operator | None] = {
         2.0: Square(),
+        1.0: None,
         0.5: Sqrt(label),
         -0.5: Rsqrt(label),
         -1.0: Reciprocal(label),
     }
     power = powers.pop() if len(powers) == 1 else math.nan
-    if power == 1:
-        return _variable(x)
-    if power not in known or len(_shape(context.graph, exponent)) > len(context.shape(_variable(x))):
+    if power not in known:
         raise ModelError("only the powers 2, 1, 0.5, -0.5 and -1 are supported")
-    return context.graph.elementwise(known[power], _variable(x))
+    y = _stretched(context.graph, _variable(x), exponent)
+    operator = known[power]
+    return y if operator is None else context.graph.elementwise(operator, y)
 
 
-@_rule("Where")
+def _stretched(graph: GraphBuilder, x: int, constant: Value) -> int:
+    """``x`` in the shape that a constant of a larger shape gives it."""
+    return graph.expand(x, broadcast(graph.shape(x), _shape(graph, constant)))
+
+
+@_rule("Where", versions=(9, 16), inputs=3)
 def _where(context: Context, condition: Value, a: Value, b: Value) -> Value:
     """With a constant condition a selection: variables times their mask, plus the constants chosen."""
     chosen = _real(condition) != 0
     shape = broadcast(tuple(chosen.shape), *(_shape(context.graph, v) for v in (a, b)))
+    context.graph.check_constants(shape)
     total: Value = None
     shift = torch.zeros(shape, dtype=torch.float64)
     for value, mask in ((a, chosen), (b, ~chosen)):
@@ -196,7 +340,7 @@ def _where(context: Context, condition: Value, a: Value, b: Value) -> Value:
             part = context.graph.expand(context.graph.scale(value, mask.double()), shape)
             total = context.graph.sum_of(total, part) if isinstance(total, int) else part
         else:
-            shift = torch.where(mask, _real(value), shift)
+            shift = torch.where(mask, _real(value, masks=True), shift)
     return context.graph.scale(_variable(total), 1.0, shift)
 
 
@@ -221,7 +365,7 @@ def _product_of_matrices(g: GraphBuilder, a: Value, b: Value) -> int:
     return g.reshape(y, shape)
 
 
-@_rule("MatMul")
+@_rule("MatMul", versions=(1, 9, 13), inputs=2)
 def _matmul(context: Context, a: Value, b: Value) -> Value:
     return _product_of_matrices(context.graph, a, b)
 
@@ -230,26 +374,34 @@ def _reshaped(graph: GraphBuilder, value: Value, shape: Shape) -> Value:
     return graph.reshape(value, shape) if isinstance(value, int) else np.reshape(np.asarray(value), shape)
 
 
-@_rule("Gemm")
+@_rule(
+    "Gemm",
+    versions=(7, 9, 11, 13),
+    inputs=(2, 3),
+    attributes={"alpha": FLOAT, "beta": FLOAT, "transA": INT, "transB": INT},
+)
 def _gemm(context: Context, a: Value, b: Value, c: Value = None) -> Value:
     g, attributes = context.graph, context.attributes
-    alpha, beta = float(attributes.get("alpha", 1.0)), float(attributes.get("beta", 1.0))
-    if attributes.get("transA"):
+    alpha, beta = float(attributes["alpha"]), float(attributes["beta"])
+    if any(len(_shape(g, factor)) != 2 for factor in (a, b)):
+        raise ModelError("its factors are not matrices")
+    if attributes["transA"]:
         a = g.transpose(a, (1, 0)) if isinstance(a, int) else np.asarray(a).T
-    if attributes.get("transB"):
+    if attributes["transB"]:
         b = g.transpose(b, (1, 0)) if isinstance(b, int) else np.asarray(b).T
     y = g.scale(_product_of_matrices(g, a, b), alpha)
-    if c is None or beta == 0:
+    if c is None:
         return y
+    if broadcast(g.shape(y), _shape(g, c)) != g.shape(y):
+        raise ModelError(f"a summand of shape {_shape(g, c)} does not fit a product of shape {g.shape(y)}")
     return g.sum_of(y, g.scale(c, beta)) if isinstance(c, int) else g.scale(y, 1.0, beta * _real(c))
 
 
-@_rule("Einsum")
+@_rule("Einsum", versions=(12,), inputs=(1, 2), attributes={"equation": STRING})
 def _einsum(context: Context, *operands: Value) -> Value:
     """Transposes and sums bring any two-operand einsum into the form of a batched matrix product."""
     g = context.graph
-    equation = context.attributes["equation"]
-    text = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
+    text = context.attributes["equation"].decode().replace(" ", "")
     shapes = [_shape(g, v) for v in operands]
     terms, result = _einsum_terms(text, shapes)
     sizes: dict[str, int] = {}
@@ -257,12 +409,13 @@ def _einsum(context: Context, *operands: Value) -> Value:
         for letter, length in zip(term, shape):
             if sizes.setdefault(letter, length) != length:
                 raise ModelError(f"einsum {text!r}: index {letter!r} has sizes {sizes[letter]} and {length}")
+    values = [v if isinstance(v, int) else _real(v).numpy() for v in operands]
     if len(operands) == 1:
-        x, term = _sum_letters(g, operands[0], terms[0], set(result))
+        x, term = _sum_letters(g, values[0], terms[0], set(result))
         return g.transpose(_variable(x), tuple(term.index(letter) for letter in result))
     left, right = set(terms[0]), set(terms[1])
-    a, first = _sum_letters(g, operands[0], terms[0], right | set(result))
-    b, second = _sum_letters(g, operands[1], terms[1], left | set(result))
+    a, first = _sum_letters(g, values[0], terms[0], right | set(result))
+    b, second = _sum_letters(g, values[1], terms[1], left | set(result))
     batch = [k for k in first if k in second and k in result]
     inner = [k for k in first if k in second and k not in result]
     rows = [k for k in first if k not in second]
@@ -284,19 +437,26 @@ def _einsum_terms(text: str, shapes: list[Shape]) -> tuple[list[str], str]:
     terms = left.split(",")
     if len(terms) != len(shapes) or len(terms) > 2:
         raise ModelError(f"einsum {text!r} with {len(shapes)} operands; one or two are supported")
-    spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in text]
+    letters = "".join((*terms, result)).replace("...", "")
+    if not all(c.isascii() and c.isalpha() for c in letters):
+        raise ModelError(f"einsum {text!r}: only letters and ellipses are supported")
+    spare = [chr(code) for code in range(0x391, 0x391 + MOST_AXES)]
     widths = {len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes) if "..." in term}
-    if len(widths) > 1 or any(width < 0 for width in widths):
+    if len(widths) > 1 or any(not 0 <= width <= len(spare) for width in widths):
         raise ModelError(f"einsum {text!r}: the ellipses stand for different numbers of axes")
+    if arrow and ("..." in result) != bool(widths):
+        raise ModelError(f"einsum {text!r}: an ellipsis must stand on both sides")
     dots = "".join(spare[: widths.pop()]) if widths else ""
     terms = [term.replace("...", dots) for term in terms]
     if not arrow:
+        if not letters.islower() and letters:  # whether A comes before b is a matter of taste among runtimes
+            raise ModelError(f"einsum {text!r}: write the result after '->'")
         joined = "".join(terms)
         result = dots + "".join(sorted(k for k in set(joined) - set(dots) if joined.count(k) == 1))
     result = result.replace("...", dots)
     for term, shape in zip(terms, shapes):
         if len(term) != len(shape):
-            raise ModelError(f"einsum {text!r}: operand {term!r} has {len(shape)} axes")
+            raise ModelError(f"einsum {text!r}: an operand has {len(shape)} axes and {len(term)} indices")
         if len(set(term)) != len(term):
             raise ModelError(f"einsum {text!r}: a repeated index in one operand is not supported")
     if not set(result) <= set("".join(terms)) or len(set(result)) != len(result):
@@ -318,22 +478,23 @@ def _moved(graph: GraphBuilder, value: Value, term: str, order: list[str], shape
     return np.asarray(value).transpose(permutation).reshape(shape)
 
 
-@_rule("Conv")
+_WINDOW = {"kernel_shape": INTS, "strides": INTS, "pads": INTS, "dilations": INTS, "auto_pad": STRING}
+
+
+@_rule("Conv", versions=(1, 11, 22), inputs=(2, 3), attributes={**_WINDOW, "group": INT})
 def _conv(context: Context, x: Value, kernel: Value, bias: Value = None) -> Value:
     weights = _real(kernel)
     size = tuple(weights.shape[2:])
     if not 1 <= len(size) <= 3:
         raise ModelError(f"convolution over {len(size)} axes")
+    if tuple(context.attributes.get("kernel_shape", size)) != size:
+        raise ModelError(f"a kernel of shape {size} that declares another one")
     strides, pads, dilations = _window(context, context.shape(_variable(x))[2:], size)
-    operator = Conv(
-        weights,
-        None if bias is None else _real(bias),
-        strides,
-        pads,
-        dilations,
-        int(context.attributes.get("group", 1)),
-    )
-    return context.graph.add(operator, _variable(x))
+    groups = int(context.attributes["group"])
+    shift = None if bias is None else _real(bias)
+    if groups < 1 or (shift is not None and tuple(shift.shape) != (weights.shape[0],)):
+        raise ModelError(f"{groups} groups, or a bias that does not have one entry per channel")
+    return context.graph.add(Conv(weights, shift, strides, pads, dilations, groups), _variable(x))
 
 
 def _window(context: Context, space: Shape, kernel: Shape) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -344,162 +505,218 @@ def _window(context: Context, space: Shape, kernel: Shape) -> tuple[tuple[int, .
     pads = tuple(int(v) for v in context.attributes.get("pads", (0,) * (2 * len(kernel))))
     if len(space) != len(kernel) or not len(strides) == len(dilations) == len(kernel) == len(pads) / 2:
         raise ModelError(f"kernel {kernel}, strides {strides} and pads {pads} do not fit an input {space}")
-    if min(*strides, *dilations) < 1 or min(pads) < 0:
-        raise ModelError(f"strides {strides}, dilations {dilations}, pads {pads} are out of range")
-    mode = context.attributes.get("auto_pad", b"NOTSET")
+    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
+        raise ModelError(f"kernel {kernel}, strides {strides}, dilations {dilations}, pads {pads} are out of range")
+    mode = context.attributes["auto_pad"]
+    if mode == b"NOTSET":
+        return strides, pads, dilations
+    if any(pads):
+        raise ModelError(f"auto_pad {mode!r} and pads exclude each other")
     if mode == b"VALID":
-        pads = (0,) * len(pads)
-    elif mode in (b"SAME_UPPER", b"SAME_LOWER"):
-        front, back = [], []
-        for size, k, stride, dilation in zip(space, kernel, strides, dilations):
-            missing = max(0, (-(-size // stride) - 1) * stride + dilation * (k - 1) + 1 - size)
-            front.append(missing // 2 if mode == b"SAME_UPPER" else missing - missing // 2)
-            back.append(missing - front[-1])
-        pads = (*front, *back)
-    elif mode != b"NOTSET":
+        return strides, pads, dilations
+    if mode not in (b"SAME_UPPER", b"SAME_LOWER"):
         raise ModelError(f"auto_pad {mode!r} is unknown")
-    return strides, pads, dilations
+    # Where windows leave gaps or entries between them, runtimes and the standard disagree about the padding.
+    if max(dilations) > 1 or any(stride > k for stride, k in zip(strides, kernel)):
+        raise ModelError(f"auto_pad {mode!r} with dilations, or with strides larger than the kernel")
+    front, back = [], []
+    for size, k, stride in zip(space, kernel, strides):
+        missing = max(0, (-(-size // stride) - 1) * stride + k - size)
+        front.append(missing // 2 if mode == b"SAME_UPPER" else missing - missing // 2)
+        back.append(missing - front[-1])
+    return strides, (*front, *back), dilations
 
 
-@_rule("AveragePool")
+@_rule(
+    "AveragePool",
+    versions=(7, 10, 11, 19, 22),
+    attributes={**_WINDOW, "ceil_mode": INT, "count_include_pad": INT},
+)
 def _average_pool(context: Context, x: Value) -> Value:
     """A convolution with ones, each position divided by the number of entries it averages."""
     g = context.graph
     shape = g.shape(_variable(x))
     kernel = tuple(int(v) for v in context.attributes["kernel_shape"])
+    if not 1 <= len(kernel) <= 3:
+        raise ModelError(f"pooling over {len(kernel)} axes")
     strides, pads, dilations = _window(context, shape[2:], kernel)
     rank = len(kernel)
-    real_pads = pads
-    if context.attributes.get("ceil_mode"):
-        back = list(pads[rank:])
-        for i in range(rank):
-            reach = dilations[i] * (kernel[i] - 1) + 1
-            padded = shape[2 + i] + pads[i] + pads[rank + i]
-            steps = -(-(padded - reach) // strides[i])
-            if steps * strides[i] >= shape[2 + i] + pads[i]:  # a window may not start in the padding behind
-                steps -= 1
-            back[i] += max(0, steps * strides[i] + reach - padded)
-        pads = (*pads[:rank], *back)
-    ones = torch.ones((1, 1, *kernel), dtype=torch.float64)
-    counted = torch.ones((1, 1, 1, *shape[2:]), dtype=torch.float64)
-    extra = pads
-    if context.attributes.get("count_include_pad"):
-        pairs = [p for i in reversed(range(rank)) for p in (real_pads[i], real_pads[rank + i])]
-        counted = torch.nn.functional.pad(counted, pairs, value=1.0)
-        extra = (*(0,) * rank, *(pads[rank + i] - real_pads[rank + i] for i in range(rank)))
-    count = Conv(ones, None, strides, extra, dilations).value(counted)[0]
-    channels = ones.expand((shape[1], 1, *kernel)).contiguous()
-    y = g.add(Conv(channels, None, strides, pads, dilations, shape[1]), _variable(x))
-    return g.scale(y, 1 / count)
+    if max(dilations) > 1:
+        raise ModelError("dilated pooling, which runtimes compute in different ways")
+    if any(pads[i] >= kernel[i % rank] for i in range(2 * rank)):
+        raise ModelError(f"pads {pads} at least as large as the kernel {kernel}")
+    steps = []
+    for i in range(rank):
+        over = shape[2 + i] + pads[i] + pads[rank + i] - kernel[i]
+        ceil = bool(context.attributes.get("ceil_mode"))
+        step = -(-over // strides[i]) if ceil else over // strides[i]
+        if ceil and step * strides[i] >= shape[2 + i] + pads[i]:  # a window may not start in the padding behind
+            step -= 1
+        if min(over, step) < 0:
+            raise ModelError(f"a kernel {kernel} that does not fit into the padded input {shape}")
+        steps.append(step + 1)
+    # Windows that reach beyond the padding see zeros there, too, which are never counted.
+    reach = (max(pads[rank + i], (steps[i] - 1) * strides[i] + kernel[i] - shape[2 + i] - pads[i]) for i in range(rank))
+    g.check_constants((shape[1], *kernel))
+    ones = torch.ones((shape[1], 1, *kernel), dtype=torch.float64)
+    y = g.add(Conv(ones, None, strides, (*pads[:rank], *reach), dilations, shape[1]), _variable(x))
+    g.check_constants(tuple(steps))
+    count = torch.ones(tuple(steps), dtype=torch.float64)
+    for i in range(rank):
+        starts = torch.arange(steps[i], dtype=torch.float64) * strides[i] - pads[i]
+        least, most = 0, shape[2 + i]
+        if context.attributes["count_include_pad"]:
+            least, most = -pads[i], shape[2 + i] + pads[rank + i]
+        along = (starts + kernel[i]).clamp(max=most) - starts.clamp(min=least)
+        count = count * along.reshape(-1, *(1,) * (rank - 1 - i))
+    return g.scale(y, _finite(1 / count))
 
 
-@_rule("GlobalAveragePool")
+@_rule("GlobalAveragePool", versions=(1, 22))
 def _global_average_pool(context: Context, x: Value) -> Value:
     rank = len(context.shape(_variable(x)))
+    if rank < 3:
+        raise ModelError(f"pooling of a value with {rank} dimensions")
     return context.graph.total(_variable(x), tuple(range(2, rank)), mean=True)
 
 
-@_rule("BatchNormalization")
+@_rule(
+    "BatchNormalization",
+    versions=(7, 9, 14, 15),
+    inputs=5,
+    attributes={"epsilon": FLOAT, "momentum": FLOAT, "spatial": INT, "training_mode": INT},
+)
 def _batch_normalization(context: Context, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
-    if context.attributes.get("training_mode") or context.outputs > 1:
-        raise ModelError("training mode depends on the batch; export the model in evaluation mode")
-    factor = _real(scale) / torch.sqrt(_real(variance) + float(context.attributes.get("epsilon", 1e-5)))
-    spread = (-1, *(1,) * (len(context.shape(_variable(x))) - 2))
+    if context.attributes.get("training_mode") or not context.attributes.get("spatial", 1):
+        raise ModelError("it depends on the batch or on the place; export the model in evaluation mode")
+    shape = context.shape(_variable(x))
+    constants = [_real(value) for value in (scale, bias, mean, variance)]
+    if len(shape) < 2 or any(tuple(constant.shape) != (shape[1],) for constant in constants):
+        raise ModelError(f"its constants do not have one entry for each channel of an input {shape}")
+    factor, shift, centre, spread = (c.reshape(-1, *(1,) * (len(shape) - 2)) for c in constants)
+    factor = _finite(factor / torch.sqrt(spread + float(context.attributes["epsilon"])))
     # In two steps no constant is off by more than a share of itself; one shift for both could cancel.
-    centred = context.graph.scale(_variable(x), 1.0, -_real(mean).reshape(spread))
-    return context.graph.scale(centred, factor.reshape(spread), _real(bias).reshape(spread))
+    return context.graph.scale(context.graph.scale(_variable(x), 1.0, -centre), factor, shift)
 
 
-@_rule("LayerNormalization")
+@_rule(
+    "LayerNormalization",
+    versions=(17,),
+    inputs=(2, 3),
+    attributes={"axis": INT, "epsilon": FLOAT, "stash_type": INT},
+)
 def _layer_normalization(context: Context, x: Value, scale: Value, bias: Value = None) -> Value:
     """Centre, square, mean, reciprocal root, product: the only product of two variables is the last."""
-    if context.outputs > 1:
-        raise ModelError("only the first output of a layer normalisation is supported")
     g = context.graph
     shape = g.shape(_variable(x))
-    axes = tuple(range(_axis(int(context.attributes.get("axis", -1)), len(shape)), len(shape)))
-    centred = g.add(Centre(axes), _variable(x), shape=shape)
+    if context.attributes["stash_type"] not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+        raise ModelError("a mean in anything but float or double is not supported")
+    axes = tuple(range(_axis(int(context.attributes["axis"]), len(shape)), len(shape)))
+    constants = [_real(value) for value in (scale, bias) if value is not None]
+    if any(tuple(constant.shape) != shape[axes[0] :] for constant in constants):
+        raise ModelError(f"its constants do not have the shape {shape[axes[0] :]} of what it normalises")
+    centred = g.add(Centre(axes), _variable(x))
     variance = g.total(g.elementwise(Square(), centred), axes, mean=True)
-    steadied = g.scale(variance, 1.0, float(context.attributes.get("epsilon", 1e-5)))
+    steadied = g.scale(variance, 1.0, float(context.attributes["epsilon"]))
     y = g.product(centred, g.elementwise(Rsqrt(g.label), steadied))
-    return g.scale(y, _real(scale), 0.0 if bias is None else _real(bias))
+    return g.scale(y, *constants)
 
 
-def _activation(make: Callable[[Context], Operator]) -> Rule:
-    def rule(context: Context, x: Value) -> Value:
+def _activation(name: str, versions: tuple[int, ...], make: Callable[[Context], Operator], **attributes: int) -> None:
+    @_rule(name, versions=versions, attributes=attributes)
+    def translate(context: Context, x: Value) -> Value:
         return context.graph.elementwise(make(context), _variable(x))
 
-    return rule
+
+_activation("Relu", (6, 13, 14), lambda context: Relu())
+_activation("LeakyRelu", (6, 16), lambda context: LeakyRelu(_finite_attribute(context, "alpha")), alpha=FLOAT)
+_activation("Sigmoid", (6, 13), lambda context: Sigmoid())
+_activation("Tanh", (6, 13), lambda context: Tanh())
+_activation("Erf", (9, 13), lambda context: Erf())
+_activation("Exp", (6, 13), lambda context: Exp())
+_activation("Log", (6, 13), lambda context: Log(context.graph.label))
+_activation("Sqrt", (6, 13), lambda context: Sqrt(context.graph.label))
+_activation("Reciprocal", (6, 13), lambda context: Reciprocal(context.graph.label))
 
 
-RULES["Relu"] = _activation(lambda context: Relu())
-RULES["LeakyRelu"] = _activation(lambda context: LeakyRelu(float(context.attributes.get("alpha", 0.01))))
-RULES["Sigmoid"] = _activation(lambda context: Sigmoid())
-RULES["Tanh"] = _activation(lambda context: Tanh())
-RULES["Erf"] = _activation(lambda context: Erf())
-RULES["Exp"] = _activation(lambda context: Exp())
-RULES["Log"] = _activation(lambda context: Log(context.graph.label))
-RULES["Sqrt"] = _activation(lambda context: Sqrt(context.graph.label))
-RULES["Reciprocal"] = _activation(lambda context: Reciprocal(context.graph.label))
+def _finite_attribute(context: Context, name: str) -> float:
+    value = float(context.attributes[name])
+    if not math.isfinite(value):
+        raise ModelError(f"the attribute {name!r} is infinite or not a number")
+    return value
 
 
-@_rule("Gelu")
+@_rule("Gelu", versions=(20,), attributes={"approximate": STRING})
 def _gelu(context: Context, x: Value) -> Value:
     kinds: dict[bytes, Operator] = {b"none": Gelu(), b"tanh": TanhGelu()}
-    kind = context.attributes.get("approximate", b"none")
+    kind = context.attributes["approximate"]
     if kind not in kinds:
         raise ModelError(f"the approximation {kind!r} is unknown")
     return context.graph.elementwise(kinds[kind], _variable(x))
 
 
-@_rule("Clip")
+@_rule("Clip", versions=(6, 11, 12, 13), inputs=(1, 3), attributes={"min": FLOAT, "max": FLOAT})
 def _clip(context: Context, x: Value, low: Value = None, high: Value = None) -> Value:
-    least, most = (
-        float(context.attributes.get(name, default)) if given is None else float(_real(given).reshape(()))
-        for given, name, default in ((low, "min", -math.inf), (high, "max", math.inf))
-    )
-    # Exporters write "no limit" as the largest float32.
-    least = -math.inf if least <= -3.4e38 else least
-    most = math.inf if most >= 3.4e38 else most
-    if (least, most) == (0, math.inf):
-        return context.graph.elementwise(Relu(), _variable(x))
-    if (least, most) == (-math.inf, math.inf):
-        return _variable(x)
-    if not least < most:
+    least, most = (_limit(context, *limit) for limit in (("min", low, -1), ("max", high, 1)))
+    return _clipped(context.graph, _variable(x), least, most)
+
+
+def _limit(context: Context, name: str, given: Value, side: int) -> float:
+    """A limit that is left out is the largest number of the dtype, and brings an infinity back to it."""
+    if given is not None:
+        return _number(given)
+    if name in context.attributes:
+        return float(context.attributes[name])
+    if len(context.dtypes) > 1:
+        raise ModelError("a limit that is left out depends on the dtype, which the network changes; write it out")
+    (dtype,) = context.dtypes
+    return side * float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(dtype)).max)
+
+
+def _clipped(graph: GraphBuilder, x: int, least: float, most: float) -> int:
+    """Limits are taken as written: the largest float is one, too, and a network may reach it."""
+    if not least < most or math.inf in (least, -most):
         raise ModelError(f"the limits {least} and {most} leave nothing")
-    return context.graph.elementwise(Clip(least, most), _variable(x))
+    if (least, most) == (-math.inf, math.inf):
+        return x
+    return graph.elementwise(Relu() if (least, most) == (0, math.inf) else Clip(least, most), x)
 
 
-@_rule("Max")
+@_rule("Max", versions=(8, 12, 13), inputs=(1, 2))
 def _max(context: Context, *operands: Value) -> Value:
-    x, limit = _against_number(operands)
-    return context.graph.elementwise(Relu() if limit == 0 else Clip(limit, math.inf), x)
+    x, limit = _against_number(context.graph, operands)
+    return _clipped(context.graph, x, -math.inf if limit is None else limit, math.inf)
 
 
-@_rule("Min")
+@_rule("Min", versions=(8, 12, 13), inputs=(1, 2))
 def _min(context: Context, *operands: Value) -> Value:
-    x, limit = _against_number(operands)
-    return context.graph.elementwise(Clip(-math.inf, limit), x)
+    x, limit = _against_number(context.graph, operands)
+    return _clipped(context.graph, x, -math.inf, math.inf if limit is None else limit)
 
 
-def _against_number(operands: tuple[Value, ...]) -> tuple[int, float]:
+def _against_number(graph: GraphBuilder, operands: tuple[Value, ...]) -> tuple[int, float | None]:
     variables = [v for v in operands if isinstance(v, int)]
-    constants = [v for v in operands if not isinstance(v, int)]
-    if len(variables) != 1 or len(constants) != 1 or _real(constants[0]).numel() != 1:
+    constants = [v for v in operands if isinstance(v, np.ndarray)]
+    if len(variables) != 1 or any(constant.size != 1 for constant in constants):
         raise ModelError("supported only between a variable and one constant number")
-    return variables[0], float(_real(constants[0]).reshape(()))
+    if not constants:
+        return variables[0], None
+    return _stretched(graph, variables[0], constants[0]), _number(constants[0])
 
 
-@_rule("Softmax")
+@_rule("Softmax", versions=(1, 11, 13), attributes={"axis": INT})
 def _softmax(context: Context, x: Value) -> Value:
     g = context.graph
     shape = g.shape(_variable(x))
-    axis = _axis(int(context.attributes.get("axis", -1 if context.opset >= 13 else 1)), len(shape))
-    if context.opset >= 13 or axis == len(shape) - 1:
+    axis = _axis(int(context.attributes["axis"]), len(shape))
+    if context.version >= 13 or axis == len(shape) - 1:
         return g.elementwise(Softmax(axis), _variable(x))
-    # Before opset 13 everything from the axis on is one distribution.
+    # Before version 13 everything from the axis on is one distribution.
     flat = g.reshape(_variable(x), (*shape[:axis], math.prod(shape[axis:])))
     return g.reshape(g.elementwise(Softmax(axis), flat), shape)
+
+
+_REDUCTION = {"axes": INTS, "keepdims": INT, "noop_with_empty_axes": INT}
 
 
 def _reduced_axes(context: Context, x: int, given: Value) -> tuple[int, ...]:
@@ -507,52 +724,59 @@ def _reduced_axes(context: Context, x: int, given: Value) -> tuple[int, ...]:
     chosen = context.axes(given)
     if not chosen:
         return () if context.attributes.get("noop_with_empty_axes") else tuple(range(rank))
-    return tuple(sorted({_axis(axis, rank) for axis in chosen}))
+    return _distinct_axes(chosen, rank)
 
 
-@_rule("ReduceSum")
+@_rule("ReduceSum", versions=(1, 11, 13), inputs=(1, 2), attributes=_REDUCTION)
 def _reduce_sum(context: Context, x: Value, axes: Value = None) -> Value:
     chosen = _reduced_axes(context, _variable(x), axes)
-    return context.graph.total(_variable(x), chosen, bool(context.attributes.get("keepdims", 1)))
+    return context.graph.total(_variable(x), chosen, bool(context.attributes["keepdims"]))
 
 
-@_rule("ReduceMean")
+@_rule("ReduceMean", versions=(1, 11, 13, 18), inputs=(1, 2), attributes=_REDUCTION)
 def _reduce_mean(context: Context, x: Value, axes: Value = None) -> Value:
     chosen = _reduced_axes(context, _variable(x), axes)
-    return context.graph.total(_variable(x), chosen, bool(context.attributes.get("keepdims", 1)), mean=True)
+    return context.graph.total(_variable(x), chosen, bool(context.attributes["keepdims"]), mean=True)
 
 
-@_rule("ReduceMax")
+@_rule("ReduceMax", versions=(1, 11, 12, 13, 18, 20), inputs=(1, 2), attributes=_REDUCTION)
 def _reduce_max(context: Context, x: Value, axes: Value = None) -> Value:
     chosen = _reduced_axes(context, _variable(x), axes)
+    if not chosen:
+        return _variable(x)
     y = context.graph.add(Maximum(chosen), _variable(x))
-    if context.attributes.get("keepdims", 1):
+    if context.attributes["keepdims"]:
         return y
     kept = tuple(size for i, size in enumerate(context.shape(_variable(x))) if i not in chosen)
     return context.graph.reshape(y, kept)
 
 
-@_rule("Reshape")
-def _reshape(context: Context, x: Value, target: Value = None) -> Value:
+@_rule("Reshape", versions=(5, 13, 14, 19, 21, 23, 24, 25), inputs=2, attributes={"allowzero": INT})
+def _reshape(context: Context, x: Value, target: Value) -> Value:
     shape = context.shape(_variable(x))
-    sizes = [int(v) for v in context.attributes["shape"]] if target is None else _integers(target)
+    sizes = _integers(target)
     if not context.attributes.get("allowzero"):
+        if any(size == 0 for size in sizes[len(shape) :]):
+            raise ModelError(f"a 0 in the shape {sizes} stands for no axis of {shape}")
         sizes = [shape[i] if size == 0 else size for i, size in enumerate(sizes)]
-    if sizes.count(-1) == 1:
-        known = -math.prod(sizes)
-        sizes[sizes.index(-1)] = math.prod(shape) // known if known else 0
+    rest = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and rest > 0:
+        sizes[sizes.index(-1)] = math.prod(shape) // rest
+    if min(sizes, default=1) < 1:
+        raise ModelError(f"cannot reshape {shape} to {sizes}")
     return context.graph.reshape(_variable(x), tuple(sizes))
 
 
-@_rule("Flatten")
+@_rule("Flatten", versions=(1, 9, 11, 13, 21, 23, 24, 25), attributes={"axis": INT})
 def _flatten(context: Context, x: Value) -> Value:
     shape = context.shape(_variable(x))
-    axis = int(context.attributes.get("axis", 1))
-    axis = axis + len(shape) if axis < 0 else axis
+    axis = int(context.attributes["axis"])
+    if axis != len(shape):
+        axis = _axis(axis, len(shape))
     return context.graph.reshape(_variable(x), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-@_rule("Transpose")
+@_rule("Transpose", versions=(1, 13, 21, 23, 24, 25), attributes={"perm": INTS})
 def _transpose(context: Context, x: Value) -> Value:
     rank = len(context.shape(_variable(x)))
     order = tuple(int(v) for v in context.attributes.get("perm", range(rank - 1, -1, -1)))
@@ -561,42 +785,49 @@ def _transpose(context: Context, x: Value) -> Value:
     return context.graph.transpose(_variable(x), order)
 
 
-@_rule("Squeeze")
+@_rule("Squeeze", versions=(1, 11, 13, 21, 23, 24, 25), inputs=(1, 2), attributes={"axes": INTS})
 def _squeeze(context: Context, x: Value, axes: Value = None) -> Value:
     shape = context.shape(_variable(x))
     chosen = context.axes(axes)
-    dropped = {i for i, size in enumerate(shape) if size == 1}
+    if chosen == []:
+        raise ModelError("an empty list of axes may mean none or all")
+    dropped = tuple(i for i, size in enumerate(shape) if size == 1)
     if chosen is not None:
-        dropped = {_axis(axis, len(shape)) for axis in chosen}
+        dropped = _distinct_axes(chosen, len(shape))
     return context.graph.reshape(_variable(x), tuple(size for i, size in enumerate(shape) if i not in dropped))
 
 
-@_rule("Unsqueeze")
+@_rule("Unsqueeze", versions=(1, 11, 13, 21, 23, 24, 25), inputs=(1, 2), attributes={"axes": INTS})
 def _unsqueeze(context: Context, x: Value, axes: Value = None) -> Value:
     shape = list(context.shape(_variable(x)))
     chosen = context.axes(axes) or []
-    rank = len(shape) + len(chosen)
-    for axis in sorted(_axis(axis, rank) for axis in chosen):
+    for axis in _distinct_axes(chosen, len(shape) + len(chosen)):
         shape.insert(axis, 1)
     return context.graph.reshape(_variable(x), tuple(shape))
 
 
-@_rule("Expand")
+@_rule("Expand", versions=(8, 13), inputs=2)
 def _expand(context: Context, x: Value, target: Value) -> Value:
-    shape = broadcast(context.shape(_variable(x)), tuple(_integers(target)))
-    return context.graph.expand(_variable(x), shape)
+    sizes = _integers(target)
+    if min(sizes, default=1) < 1:
+        raise ModelError(f"cannot expand to the shape {sizes}")
+    return context.graph.expand(_variable(x), broadcast(context.shape(_variable(x)), tuple(sizes)))
 
 
-@_rule("Concat")
+@_rule("Concat", versions=(4, 11, 13), inputs=(1, MANY), attributes={"axis": INT})
 def _concat(context: Context, *operands: Value) -> Value:
     variables = [v for v in operands if isinstance(v, int)]
-    rank = len(context.shape(variables[0]))
-    axis = _axis(int(context.attributes.get("axis", 1)), rank)
-    parts = tuple(None if isinstance(v, int) else _real(v) for v in operands)
+    axis = _axis(int(context.attributes["axis"]), len(context.shape(variables[0])))
+    parts = tuple(None if isinstance(v, int) else _real(v, masks=True) for v in operands)
     return variables[0] if len(operands) == 1 else context.graph.add(Concat(axis, parts), *variables)
 
 
-@_rule("Slice")
+@_rule(
+    "Slice",
+    versions=(1, 10, 11, 13),
+    inputs=(1, 5),
+    attributes={"starts": INTS, "ends": INTS, "axes": INTS},
+)
 def _slice(
     context: Context,
     x: Value,
@@ -614,6 +845,7 @@ def _slice(
     stride = [1] * len(first) if steps is None else _integers(steps)
     if not len(first) == len(last) == len(chosen) == len(stride):
         raise ModelError("starts, ends, axes and steps have different lengths")
+    _distinct_axes(chosen, len(shape))
     y = _variable(x)
     ranges = [(0, size, 1) for size in shape]
     for start, stop, axis, step in zip(first, last, chosen, stride):
@@ -626,28 +858,38 @@ def _slice(
         if step > 0:
             ranges[axis] = (picked.start, picked.stop, picked.step)
         else:
-            y = context.graph.add(Gather(axis, torch.tensor(list(picked))), y)
-    if all(part == (0, size, 1) for part, size in zip(ranges, shape)):
+            y = context.graph.add(Gather(axis, torch.arange(len(picked)) * picked.step + picked.start), y)
+            ranges[axis] = (0, len(picked), 1)
+    if all(part == (0, size, 1) for part, size in zip(ranges, context.shape(y))):
         return y
-    # A reversed axis has already been picked from; its range covers what is left of it.
-    sizes = context.shape(y)
-    ranges = [part if part != (0, old, 1) else (0, new, 1) for part, old, new in zip(ranges, shape, sizes)]
     return context.graph.add(Slice(tuple(ranges)), y)
 
 
-@_rule("Split")
+@_rule(
+    "Split",
+    versions=(2, 11, 13, 18),
+    inputs=(1, 2),
+    outputs=MANY,
+    attributes={"axis": INT, "split": INTS, "num_outputs": INT},
+)
 def _split(context: Context, x: Value, sizes: Value = None) -> tuple[Value, ...]:
     shape = context.shape(_variable(x))
-    axis = _axis(int(context.attributes.get("axis", 0)), len(shape))
+    axis = _axis(int(context.attributes["axis"]), len(shape))
+    count = context.attributes.get("num_outputs")
     if sizes is not None:
-        parts = _integers(sizes)
+        parts = [int(size) for size in _positions(sizes).reshape(-1)[: context.outputs + 1]]
     elif "split" in context.attributes:
         parts = [int(v) for v in context.attributes["split"]]
     else:
+        # Up to version 13 equal parts; from then on the last one may be smaller, if their number is given.
         each = -(-shape[axis] // context.outputs)
         parts = [min(each, shape[axis] - i * each) for i in range(context.outputs)]
+        if (len(set(parts)) > 1 or context.version >= 18) and count is None:
+            raise ModelError(f"cannot split {shape[axis]} entries into {context.outputs} equal parts")
+    if count not in (None, context.outputs) or (count is not None and sizes is not None):
+        raise ModelError(f"num_outputs is {count}; there are {context.outputs} outputs, or their sizes are given, too")
     if sum(parts) != shape[axis] or min(parts) < 1 or len(parts) != context.outputs:
-        raise ModelError(f"cannot split {shape[axis]} entries into {parts}")
+        raise ModelError(f"cannot split {shape[axis]} entries into {len(parts)} parts as asked")
     results = []
     start = 0
     for size in parts:
@@ -658,12 +900,14 @@ def _split(context: Context, x: Value, sizes: Value = None) -> tuple[Value, ...]
     return tuple(results)
 
 
-@_rule("Gather")
+@_rule("Gather", versions=(1, 11, 13), inputs=2, attributes={"axis": INT})
 def _gather(context: Context, x: Value, indices: Value) -> Value:
     shape = context.shape(_variable(x))
-    axis = _axis(int(context.attributes.get("axis", 0)), len(shape))
-    positions = _integers(indices)
-    if any(not -shape[axis] <= i < shape[axis] for i in positions):
+    axis = _axis(int(context.attributes["axis"]), len(shape))
+    positions = _positions(indices)
+    if positions.size and not (-shape[axis] <= positions.min() and positions.max() < shape[axis]):
         raise ModelError(f"an index is outside the {shape[axis]} entries of axis {axis}")
-    picked = context.graph.add(Gather(axis, torch.tensor([i % shape[axis] for i in positions])), _variable(x))
-    return context.graph.reshape(picked, (*shape[:axis], *_shape(context.graph, indices), *shape[axis + 1 :]))
+    check_size((*shape[:axis], *positions.shape, *shape[axis + 1 :]))
+    picked = torch.from_numpy(positions.reshape(-1).astype(np.int64) % shape[axis])
+    y = context.graph.add(Gather(axis, picked), _variable(x))
+    return context.graph.reshape(y, (*shape[:axis], *positions.shape, *shape[axis + 1 :]))

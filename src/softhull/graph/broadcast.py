@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from torch import Tensor
 
@@ -14,6 +16,20 @@ def broadcast(*shapes: Shape) -> Shape:
         return np.broadcast_shapes(*shapes)  # torch's own loads sympy, a second at every start
     except ValueError:
         raise ValueError(f"shapes {' and '.join(map(str, shapes))} do not fit each other") from None
+
+
+def matmul_shape(left: Shape, right: Shape) -> Shape:
+    """The shape of a product of matrices, or of stacks of them that broadcast."""
+    if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
+        raise ValueError(f"cannot multiply matrices of shape {left} and {right}")
+    return (*broadcast(left[:-2], right[:-2]), left[-2], right[-1])
+
+
+def matmul_work(left: Shape, right: Shape) -> int:
+    """The entries of both factors where stacks of them broadcast: torch writes every repetition out."""
+    stack = math.prod(broadcast(left[:-2], right[:-2]))
+    parts = ((stack, math.prod(shape[:-2]), shape[-2] * shape[-1]) for shape in (left, right))
+    return sum(stack * size for stack, own, size in parts if own < stack)
 
 
 def sum_to_shape(x: Tensor, shape: Shape, leading: int) -> Tensor:

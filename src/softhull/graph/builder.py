@@ -20,46 +20,57 @@ from .ops.scale import Scale
 from .ops.sum import Sum
 from .ops.transpose import Transpose
 
-# A value of one instance with more entries than this is a mistake or an attack, not a network.
-LARGEST_VALUE = 1 << 27
+# More entries than these for one instance are a mistake or an attack, not a network: in one value, or in what an
+# operator holds to compute it; and in all values together. Shapes are known before any of them is computed.
+LARGEST_VALUE = 1 << 25
+LARGEST_NETWORK = 1 << 26
 
 
 class GraphBuilder:
     """Grows a graph node by node; every method takes and returns positions (-1 is the network input)."""
 
-    def __init__(self, input_shape: Shape) -> None:
+    def __init__(self, input_shape: Shape, constants: float = math.inf) -> None:
         self.input_shape = input_shape
+        self.constants = constants  # entries that constants may still have
         self.nodes: list[Node] = []
         self.label = ""  # given to the nodes that follow
+        self._entries = 0
 
     def shape(self, index: int) -> Shape:
         return self.input_shape if index < 0 else self.nodes[index].shape
 
-    def add(self, operator: Operator, *inputs: int, shape: Shape | None = None) -> int:
-        """Append an operator; its output shape is found by running it unless it is given."""
-        if shape is None:
-            shape = operator.shape(*(self.shape(i) for i in inputs))
-        if math.prod(shape) > LARGEST_VALUE:
-            raise ValueError(f"a value of shape {shape} is larger than {LARGEST_VALUE} entries")
+    def add(self, operator: Operator, *inputs: int) -> int:
+        """Append an operator; ValueError where its inputs do not fit or its output would be too large."""
+        shapes = [self.shape(i) for i in inputs]
+        shape = operator.shape(*shapes)
+        check_size(shape)
+        if operator.work(*shapes) > LARGEST_VALUE:
+            raise ValueError(f"it needs more than {LARGEST_VALUE} entries for a value of shape {shape}")
+        self._entries += math.prod(shape)
+        if self._entries > LARGEST_NETWORK:
+            raise ValueError(f"all values up to here have more than {LARGEST_NETWORK} entries together")
+        self.check_constants((operator.parameters(),))
+        self.constants -= operator.parameters()
         self.nodes.append(Node(operator, inputs, shape, self.label))
         return len(self.nodes) - 1
+
+    def check_constants(self, shape: Shape) -> None:
+        """Raise ValueError where there is no room for a constant of this shape."""
+        if math.prod(shape) > self.constants:
+            raise ValueError(f"a constant of shape {shape} is too large for what the file holds")
 
     def reshape(self, x: int, shape: Shape) -> int:
         if math.prod(shape) != math.prod(self.shape(x)):
             raise ValueError(f"cannot reshape {self.shape(x)} to {shape}")
-        return x if self.shape(x) == shape else self.add(Reshape(shape), x, shape=shape)
+        return x if self.shape(x) == shape else self.add(Reshape(shape), x)
 
     def transpose(self, x: int, order: tuple[int, ...]) -> int:
         if order == tuple(range(len(order))):
             return x
-        return self.add(Transpose(order), x, shape=tuple(self.shape(x)[axis] for axis in order))
+        return self.add(Transpose(order), x)
 
     def expand(self, x: int, shape: Shape) -> int:
-        if self.shape(x) == shape:
-            return x
-        if math.prod(shape) > LARGEST_VALUE:
-            raise ValueError(f"a value of shape {shape} is larger than {LARGEST_VALUE} entries")
-        return self.add(Expand(shape), x, shape=shape)
+        return x if self.shape(x) == shape else self.add(Expand(shape), x)
 
     def scale(self, x: int, factor: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> int:
         """``factor * x + shift`` with constants that may stretch ``x``."""
@@ -68,23 +79,20 @@ class GraphBuilder:
         x = self.expand(x, broadcast(self.shape(x), tuple(factor.shape), tuple(shift.shape)))
         if bool((factor == 1).all()) and bool((shift == 0).all()):
             return x
-        return self.add(Scale(factor, shift), x, shape=self.shape(x))
+        return self.add(Scale(factor, shift), x)
 
     def linear(self, x: int, matrix: Tensor, left: bool = False) -> int:
         """Product of ``x`` with a constant matrix (or stack of them) on its right, or on its left."""
-        shape = _matmul_shape(*((tuple(matrix.shape), self.shape(x)) if left else (self.shape(x), tuple(matrix.shape))))
-        return self.add(Linear(matrix, None, left), x, shape=shape)
+        return self.add(Linear(matrix, None, left), x)
 
     def matmul(self, x: int, y: int) -> int:
-        shape = _matmul_shape(self.shape(x), self.shape(y))
-        return self.add(MatMul(self.shape(x), self.shape(y)), x, y, shape=shape)
+        return self.add(MatMul(self.shape(x), self.shape(y)), x, y)
 
     def product(self, x: int, y: int) -> int:
-        shape = broadcast(self.shape(x), self.shape(y))
-        return self.add(Product(self.shape(x), self.shape(y)), x, y, shape=shape)
+        return self.add(Product(self.shape(x), self.shape(y)), x, y)
 
     def elementwise(self, operator: Operator, x: int) -> int:
-        return self.add(operator, x, shape=self.shape(x))
+        return self.add(operator, x)
 
     def total(self, x: int, axes: tuple[int, ...], keep: bool = True, mean: bool = False) -> int:
         """Sum or mean over ``axes``, which stay with size one if ``keep``."""
@@ -95,11 +103,11 @@ class GraphBuilder:
 
     def sum_of(self, x: int, y: int) -> int:
         shape = broadcast(self.shape(x), self.shape(y))
-        return self.add(Add(), self.expand(x, shape), self.expand(y, shape), shape=shape)
+        return self.add(Add(), self.expand(x, shape), self.expand(y, shape))
 
     def difference(self, x: int, y: int) -> int:
         shape = broadcast(self.shape(x), self.shape(y))
-        return self.add(Subtract(), self.expand(x, shape), self.expand(y, shape), shape=shape)
+        return self.add(Subtract(), self.expand(x, shape), self.expand(y, shape))
 
     def finish(self, output: int) -> Graph:
         """The graph that computes ``output``, without the nodes it does not need."""
@@ -116,7 +124,7 @@ class GraphBuilder:
         return Graph(self.input_shape, tuple(kept))
 
 
-def _matmul_shape(left: Shape, right: Shape) -> Shape:
-    if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
-        raise ValueError(f"cannot multiply matrices of shape {left} and {right}")
-    return (*broadcast(left[:-2], right[:-2]), left[-2], right[-1])
+def check_size(shape: Shape) -> None:
+    """Raise ValueError for a shape of too many entries."""
+    if math.prod(shape) > LARGEST_VALUE:
+        raise ValueError(f"a value of shape {shape} is larger than {LARGEST_VALUE} entries")

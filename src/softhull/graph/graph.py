@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,8 +39,23 @@ class Graph:
             found.append(node.operator.value(*(x if i < 0 else found[i] for i in node.inputs)))
         return found
 
+    def evaluate(self, x: Tensor, change: Callable[[Node, list[Tensor], Tensor], Tensor] | None = None) -> Tensor:
+        """The output for inputs ``[B, *input_shape]``; values that are no longer needed are dropped on the way.
+
+        ``change`` sees every node with its inputs and its value, and returns what the nodes behind it get instead.
+        """
+        last = {i: index for index, node in enumerate(self.nodes) for i in node.inputs}
+        found = {-1: x}
+        for index, node in enumerate(self.nodes):
+            inputs = [found[i] for i in node.inputs]
+            y = node.operator.value(*inputs)
+            found[index] = y if change is None else change(node, inputs, y)
+            for i in {i for i in node.inputs if last[i] == index}:
+                del found[i]
+        return found[len(self.nodes) - 1]
+
     def __call__(self, x: Tensor) -> Tensor:
-        return self.values(x)[-1] if self.nodes else x
+        return self.evaluate(x)
 
     def shape_of(self, index: int) -> Shape:
         return self.input_shape if index < 0 else self.nodes[index].shape

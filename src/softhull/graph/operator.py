@@ -35,9 +35,12 @@ class Operator(ABC):
         """Bounds that hold for all inputs within the given intervals."""
 
     def shape(self, *shapes: Shape) -> Shape:
-        """Output shape of one instance, found by running the operator on zeros of a single instance."""
-        zeros = [torch.zeros((1, *shape), dtype=torch.float64) for shape in shapes]
-        return tuple(self.value(*zeros).shape[1:])
+        """Output shape of one instance, computed without a tensor; ValueError where the inputs do not fit."""
+        return shapes[0]
+
+    def work(self, *shapes: Shape) -> int:
+        """How many entries an evaluation holds besides its inputs and its output, for one instance."""
+        return 0
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Self:
         """The same operator with its real constants in another precision, all of them in another place."""

@@ -82,7 +82,7 @@ def simplify(graph: Graph) -> Graph:
             builder.label = node.label
             steps = next((found for rule in RULES if (found := rule(view, node)) is not None), None)
             if steps is None:
-                position[index] = builder.add(node.operator, *(position[i] for i in node.inputs), shape=node.shape)
+                position[index] = builder.add(node.operator, *(position[i] for i in node.inputs))
                 continue
             changed = True
             previous = position[node.inputs[0]] if not steps else -1

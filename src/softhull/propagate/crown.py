@@ -1,19 +1,12 @@
 """Backward linear bounds (CROWN, DeepPoly) of a graph over a region of inputs.
 
-A *walk* starts with coefficients ``[S, B, *shape]`` on one node (S specifications of B instances; a B of 1 is
-shared by all instances) and replaces node after node, last first, by a linear bound in its inputs, until only the
-network input is left, where the region gives a number. The claim after every step is
+A walk (``walk.py``) starts with coefficients ``[S, B, *shape]`` on one node (S specifications of B instances; a B of 1
+is shared by all instances) and ends at the network input, where the region gives a number. Upper bounds are lower
+bounds of the negated specification; up to the first relaxation both sides share one walk.
 
-    <C, node>  >=  sum_i <A_i, pending node i>  +  constant        for every input of the region,
-
-so the pending coefficients are a complete record of the step: whoever wants to write a certificate or continue with
-another kind of form needs nothing but the relaxations used and this claim. Upper bounds are lower bounds of the
-negated specification; up to the first relaxation both sides share one walk.
-
-Coefficients are computed with rounding errors and then taken as the exact numbers they are. What the exact ones would
-have made of the node is another number, by at most a share of ``<|A|, sizes of its terms>``; with outward rounding
-that much is charged to the claim: to ``charge`` where a step is affine (both sides share it), to the constant where it
-is a relaxation. Additions of coefficients that meet at a node are charged when they happen.
+With outward rounding a claim is charged a share of ``<|A|, sizes of the terms of the node>``: in ``charge`` where a
+step is affine (both sides share it), in the constant where it is a relaxation. Additions of coefficients that meet at a
+node are charged when they happen.
 
 Relaxations ask for intervals of their inputs, which are found on demand by walks of their own, met with interval
 arithmetic, and kept. One file per relaxation that is not entrywise: ``products.py`` and ``softmax.py``.
@@ -37,8 +30,7 @@ from .free import Free
 from .methods import Linear, Paper
 from .perturbation import Region, inner
 from .structure import Structure, pieces, positions
-
-Pending = dict[int, Tensor]
+from .walk import Claim, Step, Walk
 
 
 class OutOfTime(Exception):
@@ -250,35 +242,13 @@ class LinearBounds:
         return 2 * specifications * self.size * self.structure.volume(index) * 8 <= 32 * self.memory
 
     def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None) -> Interval:
-        pending: Pending = {index: C}
-        constant = C.new_zeros(C.shape[0], 1)
-        charge = C.new_zeros(C.shape[0], 1)
-        everywhere = self.method.everywhere
-        best: Tensor | None = None
-        while (top := max(pending, default=-1)) >= 0:
-            node = self.graph.nodes[top]
-            if both and (everywhere or not isinstance(node.operator, Affine)):
-                pending = {i: torch.cat((A, -A)) for i, A in pending.items()}
-                constant, charge = torch.cat((constant, -constant)), torch.cat((charge, charge))
-                both = False
-            A = pending.pop(top)
-            backs, shift = self.step(top, A, contract, free)
-            constant = constant + shift
-            if self.outward:
-                charge = charge + self.charge_of_step(top, A) + self.share(1) * constant.detach().abs()
-            for i, back in zip(node.inputs, backs):
-                met = i in pending
-                pending[i] = pending[i] + back if met else back
-                if met and self.outward:
-                    charge = charge + self.share(1) * self.charge(pending[i], self.sizes(i))
-            if everywhere:
-                here = _sound(self._concretise(pending, constant - charge), -math.inf)
-                best = here if best is None else torch.maximum(best, here)
-        lower = self._input_minimum(pending, constant - charge)
-        if both:
-            upper = -self._input_minimum({i: -A for i, A in pending.items()}, -constant - charge)
+        walk = _Concretised(self, index, both, contract, free)
+        claim = walk.back(Claim.on(index, C))
+        lower = self._input_minimum(claim)
+        if walk.shared:
+            upper = -self._input_minimum(claim.negated())
             return _sound(lower, -math.inf), _sound(upper, math.inf)
-        lower = _sound(lower if best is None else torch.maximum(lower, best), -math.inf)
+        lower = _sound(lower if walk.best is None else torch.maximum(lower, walk.best), -math.inf)
         half = C.shape[0]
         return lower[:half], -lower[half:]
 
@@ -332,21 +302,66 @@ class LinearBounds:
             offsets = offsets[0].where(bounded, ends[0]), offsets[1].where(bounded, ends[1])
         return Lines(slopes[0], offsets[0], slopes[1], offsets[1])
 
-    def _input_minimum(self, pending: Pending, constant: Tensor) -> Tensor:
+    def _input_minimum(self, claim: Claim) -> Tensor:
         """The bound that the region gives; adding its two parts is the last operation that rounds."""
-        total = constant.expand(-1, self.size)
-        if -1 not in pending:
+        total = claim.bound.expand(-1, self.size)
+        if -1 not in claim.pending:
             return total
-        found = self.region.minimum(pending[-1], self.outward)
+        found = self.region.minimum(claim.pending[-1], self.outward)
         return total + found - self.share(1) * (total.detach().abs() + found.detach().abs())
 
-    def _concretise(self, pending: Pending, constant: Tensor) -> Tensor:
+    def concretised(self, claim: Claim) -> Tensor:
         """The bound that the intervals of the pending nodes give, without walking further."""
-        total = constant.expand(-1, self.size)
-        for index, A in pending.items():
+        total = claim.bound.expand(-1, self.size)
+        for index, A in claim.pending.items():
             found = Region(*self.interval(index)).minimum(A, self.outward)
             total = total + found - self.share(1) * (total.abs() + found.abs())
         return total
+
+
+class LinearWalk(Walk):
+    """Every node by the linear relaxation that ``bounds`` has of it; rounding is charged as ``bounds`` says."""
+
+    def __init__(self, bounds: LinearBounds, contract: bool = False, free: Free | None = None) -> None:
+        self.bounds, self.contract, self.free = bounds, contract, free
+
+    def arrive(self, index: int, claim: Claim) -> Claim:
+        self.bounds.check_time()
+        return claim
+
+    def step(self, index: int, A: Tensor) -> Step:
+        backs, shift = self.bounds.step(index, A, self.contract, self.free)
+        return zip(self.bounds.graph.nodes[index].inputs, backs), shift
+
+    def cost_of_step(self, index: int, A: Tensor, constant: Tensor) -> Tensor | float:
+        bounds = self.bounds
+        return bounds.charge_of_step(index, A) + bounds.share(1) * constant.detach().abs() if bounds.outward else 0.0
+
+    def cost_of_sum(self, index: int, A: Tensor) -> Tensor | float:
+        bounds = self.bounds
+        return bounds.share(1) * bounds.charge(A, bounds.sizes(index)) if bounds.outward else 0.0
+
+
+class _Concretised(LinearWalk):
+    """A walk for one side or for both, which share it (``shared``) up to the first relaxation.
+
+    Where the method says so it takes the bound that intervals give at every node and keeps the best.
+    """
+
+    def __init__(self, bounds: LinearBounds, index: int, both: bool, contract: bool, free: Free | None) -> None:
+        super().__init__(bounds, contract, free)
+        self.first, self.shared = index, both
+        self.best: Tensor | None = None
+
+    def arrive(self, index: int, claim: Claim) -> Claim:
+        claim = super().arrive(index, claim)
+        bounds, everywhere = self.bounds, self.bounds.method.everywhere
+        if self.shared and (everywhere or not isinstance(bounds.graph.nodes[index].operator, Affine)):
+            claim, self.shared = claim.both_sides(), False
+        if everywhere and index != self.first:
+            here = _sound(bounds.concretised(claim), -math.inf)
+            self.best = here if self.best is None else torch.maximum(self.best, here)
+        return claim
 
 
 def _already_linear(operator: Elementwise, lower: Tensor, upper: Tensor) -> Tensor:

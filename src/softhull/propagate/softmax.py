@@ -116,7 +116,8 @@ def step(bounds: LinearBounds, index: int, A: Tensor, free: Free | None) -> tupl
     axis = _axis(bounds, index)
     rows = A.movedim(axis + 2, -1)
     leading = rows.shape
-    rows = rows.reshape(*A.shape[:2], -1, leading[-1])
+    # Every instance has planes of its own, whether the coefficients differ between instances or not.
+    rows = rows.reshape(*A.shape[:2], -1, leading[-1]).expand(-1, bounds.size, -1, -1)
     planes = row_planes(bounds, index, A.shape[0], free)
     constant = A.new_zeros(())
     if bounds.method.simplex:

@@ -159,7 +159,7 @@ class Uncertainty(Question):
         )
         return [
             Answer(
-                "bounded" if np.isfinite(r.bound) else "unknown",
+                r.verdict,
                 r.bound,
                 r.attack,
                 r.clean,

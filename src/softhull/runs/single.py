@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..deadlines import OUT_OF_TIME, deadline_after
 from .campaign import Work
 from .engine import Limits, conduct
 from .local import Lost
@@ -96,6 +97,7 @@ class Found:
 def answer_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> Found:
     """What the store knows in the end; an interrupt leaves what was done in it."""
     began = time.monotonic()
+    deadline_after(timeout)
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
     limits = Limits(budget=timeout, device=device)
@@ -104,7 +106,7 @@ def answer_through_store(path: str, asked: Asked, timeout: float | None, device:
         labels = asked.dataset.y[asked.indices]
         keys = work.task.keys(asked.dataset.take(asked.indices), labels)
         known = store.answers(keys)
-    late = Answer("unknown", message="the time limit passed; raise it")
+    late = Answer("unknown", message=OUT_OF_TIME)
     answers = [(i, int(label), known.get(key, late)) for i, label, key in zip(asked.indices, labels, keys)]
     return Found(answers, sum(answer.cpu_seconds for _, _, answer in answers), time.monotonic() - began)
 

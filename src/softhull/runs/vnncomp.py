@@ -67,7 +67,7 @@ def read_instances(path: Path) -> list[Instance]:
         try:
             onnx, vnnlib, seconds = (entry.strip() for entry in line)
             timeout = float(seconds)
-            if not 0 < timeout < float("inf"):
+            if not 0 <= timeout < float("inf"):
                 raise ValueError
         except ValueError:
             raise InvalidInput(f"{path}: line {number}: write ONNX,VNNLIB,SECONDS") from None
@@ -87,7 +87,7 @@ def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: i
     prepared = time.monotonic()
     chosen: dict[str, Any] = {} if method is None else {"method": method}
     found = verify_specification(network, specification, timeout=timeout, seed=seed, device=device, **chosen)
-    result, witness, message = found.verdict, "", ""
+    result, witness, message = found.verdict, "", found.message
     if found.witness is not None:
         witness = write_witness(found.witness, network, specification)
         if not breaks(witness, network, specification):

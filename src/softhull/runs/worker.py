@@ -87,9 +87,9 @@ class _Work:
         self.smallest_refused = 0
 
     def answers(self, batch: Batch) -> dict[str, Answer]:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            return {}  # for the next run
         seconds = self._seconds(batch)
-        if seconds is not None and seconds <= 0:
-            return {}
         began, cpu = time.monotonic(), time.process_time()
         try:
             found = self._ask(batch, seconds)
@@ -122,7 +122,7 @@ class _Work:
         """For the whole batch: its instances share their time, and the budget bounds it."""
         limits = [] if batch.limit is None else [batch.limit * len(batch)]
         if self.deadline is not None:
-            limits.append(self.deadline - time.monotonic())
+            limits.append(max(0.0, self.deadline - time.monotonic()))
         return min(limits, default=None)
 
     @staticmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..deadlines import OUT_OF_TIME
 from ..errors import InvalidInput
 from ..propagate.structure import positions
 from .lagrangian import Lagrangian
@@ -63,11 +64,13 @@ class Dual:
             argument[open_] = run.probabilities
             x[open_] = run.x
             open_ = open_[run.gain > self.tolerance * self._scale(coefficients[open_])]
-            if not len(open_) or (deadline is not None and time.monotonic() >= deadline):
+            late = deadline is not None and time.monotonic() >= deadline
+            if not len(open_) or late:
                 break
         assert parameters is not None
         assert points is not None
-        return Solution(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)})
+        notes = dict.fromkeys(open_.tolist(), OUT_OF_TIME) if late else {}
+        return Solution(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)}, notes)
 
     @staticmethod
     def _scale(coefficients: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..graph.rounding import largest as largest_size
 from ..graph.rounding import underflow
 from ..propagate.perturbation import Region
+from ..propagate.walk import Claim, Step, Walk
 from .neurons import successive
 from .relaxation import ActivationLines, Relaxation
 from .softmax import Planes
@@ -174,8 +175,10 @@ class Lagrangian:
         return value, self.flat([step for step, _ in ahead]), [logits for _, logits in ahead], x
 
 
-class _Trail:
-    """One stack met backward; what is kept serves the way forward."""
+class _Trail(Walk):
+    """One stack met backward, source by source; what is kept serves the way forward."""
+
+    sources = (0,)
 
     def __init__(self, whole: Lagrangian, position: int, part: Multipliers) -> None:
         relaxed = whole.relaxation.stacks[position]
@@ -193,37 +196,31 @@ class _Trail:
         constant = (on_above * self.upper.offsets).sum((2, 3)) + (on_below * self.lower.offsets).sum((2, 3))
         constant = constant + (self.up * (1 - self.above.sum(2)) * self.most).sum(2)
         constant = constant + (self.down * (1 - self.below.sum(2)) * self.least).sum(2)
-        self.constant = (constant + part.simplex).sum(1)
         self.signs: dict[int, tuple[Tensor, Tensor]] = {}
         self.mixed: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self.into: dict[int, Tensor] = {}  # the coefficients with which every layer was met
-        self.at_input = self._backward(A)
+        start = (constant + part.simplex).sum(1)
+        claim = self.back(Claim({len(self.layers): A}, start, torch.zeros_like(start)))
+        self.constant, self.at_input = claim.constant, claim.pending[0]
 
-    def _backward(self, A: Tensor) -> Tensor:
-        at_input: Tensor | None = None
-        pending: dict[int, Tensor] = {}
-        layer = len(self.layers) - 1
-        while True:
-            self.into[layer] = A
-            self.constant = self.constant + (A * self.layers[layer].bias).sum((1, 2))
-            for s, W in self.layers[layer].weights.items():
-                if s == 0:
-                    M, out, n = W.shape
-                    back = A.reshape(-1, M * out) @ W.reshape(M * out, n)
-                    at_input = back if at_input is None else at_input + back
-                else:
-                    back = (A.transpose(0, 1) @ W).transpose(0, 1)
-                    pending[s] = pending[s] + back if s in pending else back
-            if not pending:
-                assert at_input is not None  # the input is the only source that is no activation
-                return at_input
-            top = max(pending)
-            A, layer = pending.pop(top), top - 1
+    def step(self, index: int, A: Tensor) -> Step:
+        """Through the lines of an activation, but for the logits, and through the layer before it."""
+        layer, constant = index - 1, A.new_zeros(())
+        if index < len(self.layers):
             up, down = A.clamp(min=0), A.clamp(max=0)
             mixed = _mix(self.lines[layer], self.part.lines[layer])
             self.signs[layer], self.mixed[layer] = (up, down), mixed
-            self.constant = self.constant + (up * mixed[3] + down * mixed[1]).sum((1, 2))
+            constant = (up * mixed[3] + down * mixed[1]).sum((1, 2))
             A = up * mixed[2] + down * mixed[0]
+        self.into[layer] = A
+        backs = []
+        for s, W in self.layers[layer].weights.items():
+            if s == 0:
+                M, out, n = W.shape
+                backs.append((s, A.reshape(-1, M * out) @ W.reshape(M * out, n)))
+            else:
+                backs.append((s, (A.transpose(0, 1) @ W).transpose(0, 1)))
+        return backs, constant + (A * self.layers[layer].bias).sum((1, 2))
 
     def lost(self, relaxation: Relaxation) -> Tensor:
         """A bound ``[B]`` on how far rounding moved what was found on the way back, input included."""

@@ -24,6 +24,7 @@ from ..graph.ops.reshape import Reshape
 from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
 from ..graph.ops.transpose import Transpose
+from ..propagate.walk import Claim, Step, Walk
 
 # Entries of one affine map held as a matrix; 2^27 numbers are one gigabyte.
 LARGEST_MAP = 1 << 27
@@ -221,25 +222,27 @@ def _affine(graph: Graph, index: int, source: dict[int, int], activation: Elemen
     if size * widest > LARGEST_MAP:
         raise ModelError(f"{label}: a layer of {size} x {widest} weights is too large for the convex programs")
     units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *graph.shape_of(index))
-    pending = {index: units}
-    bias = torch.zeros(size, 1, dtype=torch.float64)
-    weights: dict[int, Tensor] = {}
-    passed: list[int] = []
-    while pending:
-        top = max(pending)
-        coefficients = pending.pop(top)
-        if top in source:
-            weights[source[top]] = coefficients.reshape(1, size, -1).contiguous()
-            continue
-        passed.append(top)
-        node = graph.nodes[top]
+    walk = _ToSources(graph, source)
+    claim = walk.back(Claim.on(index, units))
+    found = sorted((source[i], coefficients) for i, coefficients in claim.pending.items())
+    weights = {s: coefficients.reshape(1, size, -1).contiguous() for s, coefficients in found}
+    layer = Layer(weights, claim.constant.reshape(1, size), activation)
+    return layer if _only_placed(graph, walk.passed) else _with_terms(layer, graph, index, source, walk.passed)
+
+
+class _ToSources(Walk):
+    """Through affine operators back to the sources; what rounding costs is known by the layer (``_with_terms``)."""
+
+    def __init__(self, graph: Graph, sources: dict[int, int]) -> None:
+        self.graph, self.sources = graph, sources
+        self.passed: list[int] = []
+
+    def step(self, index: int, A: Tensor) -> Step:
+        node = self.graph.nodes[index]
         assert isinstance(node.operator, Affine)
-        back, constant = node.operator.backward(coefficients, tuple(graph.shape_of(i) for i in node.inputs))
-        bias = bias + constant
-        for i, part in zip(node.inputs, back):
-            pending[i] = pending[i] + part if i in pending else part
-    layer = Layer(dict(sorted(weights.items())), bias.reshape(1, size), activation)
-    return layer if _only_placed(graph, passed) else _with_terms(layer, graph, index, source, passed)
+        self.passed.append(index)
+        backs, constant = node.operator.backward(A, tuple(self.graph.shape_of(i) for i in node.inputs))
+        return zip(node.inputs, backs), constant
 
 
 def _only_placed(graph: Graph, passed: list[int]) -> bool:

@@ -20,6 +20,7 @@ from ..graph.operator import Elementwise, Interval, Lines
 from ..graph.rounding import largest, share, underflow
 from ..propagate.perturbation import Region
 from ..propagate.structure import pieces, positions
+from ..propagate.walk import Claim, Step, Walk
 from .layers import Layer, Stack
 
 # Numbers of one coefficient tensor: small enough to stay in the processor's cache between two operations.
@@ -109,8 +110,8 @@ class _Walks:
         self.known: list[Interval] = []  # before every activation
         self.sizes: list[Tensor] = [largest(lower, upper)]  # of the sources
         self.charges: list[Tensor] = []
-        self.before: list[tuple[Tensor, Tensor]] = []  # middles; radii and charges of the layer, side by side
-        self.after: list[tuple[Tensor, Tensor]] = []  # the same behind the activation, with charges of the lines
+        # By node: middles; radii and charges side by side, before an activation of the layer, behind it of the lines.
+        self.around: dict[int, tuple[Tensor, Tensor]] = {}
         self.lines: list[Lines] = []
 
     def bounds(self) -> NeuronBounds:
@@ -141,9 +142,10 @@ class _Walks:
         slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
         offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
         through = self.cost * (slope * largest(*interval) + offset)
-        for known, ends, extra in ((self.before, interval, charge), (self.after, after, through)):
+        before = 2 * len(self.lines) + 1
+        for node, ends, extra in ((before, interval, charge), (before + 1, after, through)):
             middle, radius = self._ball(ends)
-            known.append((middle, torch.stack((radius, extra), -1)))
+            self.around[node] = middle, torch.stack((radius, extra), -1)
         self.lines.append(lines)
         self.sizes.append(largest(*after))
 
@@ -176,48 +178,60 @@ class _Walks:
 
     def upper(self, index: int, C: Tensor) -> Tensor:
         """Upper bounds ``[B, M, S]`` on ``C @ z`` with ``z`` the affine part of layer ``index``."""
-        pending: dict[int, Tensor] = {}
-        at_input: Tensor | None = None
-        constant = _inner(C.abs(), self.charges[index]) if self.outward else C.new_zeros(1)
-        best: Tensor | None = None
-        layer, A = index, C
-        while True:
-            constant = constant + _inner(A, self.bias[layer])
-            for s, W in self.stack.layers[layer].weights.items():
-                back = A @ (self.input_weights[layer] if s == 0 else W)
-                if s == 0:
-                    at_input = back if at_input is None else at_input + back
-                else:
-                    pending[s] = pending[s] + back if s in pending else back
-            reach = {s: _reach(A, self.after[s - 1]) for s, A in pending.items()}
-            value = constant + self._over(reach, at_input)
-            best = value if best is None else torch.minimum(best, value)
-            if not pending:
-                return best
-            top = max(pending)
-            A = pending.pop(top)
-            constant = constant + reach.pop(top)[1]
-            layer, lines = top - 1, self.lines[top - 1]
-            positive, negative = A.clamp(min=0), A.clamp(max=0)
-            constant = constant + _inner(positive, lines.upper_offset) + _inner(negative, lines.lower_offset)
-            A = positive * lines.upper_slope[:, :, None] + negative * lines.lower_slope[:, :, None]
-            most, cost = _reach(A, self.before[layer])
-            value = constant + most + self._over(reach, at_input)
-            best = torch.minimum(best, value)
-            constant = constant + cost
+        nothing = C.new_zeros(1)
+        walk = _ThroughLayers(self, 2 * index + 1)
+        claim = walk.back(Claim({walk.first: C}, nothing, nothing))
+        value = claim.constant + self.over_input(claim)
+        return value if walk.best is None else torch.minimum(walk.best, value)
 
-    def _over(self, reach: dict[int, tuple[Tensor, Tensor]], at_input: Tensor | None) -> Tensor | float:
-        """The largest value of what is pending over the intervals of its sources."""
-        total: Tensor | float = 0.0
-        for most, _ in reach.values():
-            total = total + most
+    def over_input(self, claim: Claim) -> Tensor | float:
+        """The largest value of what is pending at the input."""
+        at_input = claim.pending.get(0)
         if at_input is None:
-            return total
+            return 0.0
         if self.box:
-            return total + (1 + self.cost) * torch.linalg.vector_norm(at_input, ord=1, dim=-1)
+            return (1 + self.cost) * torch.linalg.vector_norm(at_input, ord=1, dim=-1)
         B, M, S = self.region.size, *self.stack.layers[0].bias.shape[:1], at_input.shape[-2]
         flat = at_input.expand(B, M, S, -1).permute(1, 2, 0, 3).reshape(M * S, B, *self.region.lower.shape[1:])
-        return total - self.region.minimum(-flat, self.outward).reshape(M, S, B).permute(2, 0, 1)
+        return -self.region.minimum(-flat, self.outward).reshape(M, S, B).permute(2, 0, 1)
+
+
+class _ThroughLayers(Walk):
+    """One walk over upper bounds: layer i is node ``2 i + 1``, the source behind its activation node ``2 i + 2``.
+
+    What stands at a node is bounded there with what is known of it; the best of all is kept.
+    """
+
+    sources = (0,)
+
+    def __init__(self, walks: _Walks, first: int) -> None:
+        self.walks, self.first = walks, first
+        self.best: Tensor | None = None
+        self.charged: dict[int, Tensor] = {}
+
+    def arrive(self, index: int, claim: Claim) -> Claim:
+        walks = self.walks
+        if index == self.first:
+            self.charged = {index: _inner(claim.pending[index].abs(), walks.charges[index // 2])}
+            return claim
+        # One product gives both what stands here at most and what the next step costs it.
+        inner = {i: _reach(A, walks.around[i]) for i, A in claim.pending.items() if i}
+        self.charged = {i: cost for i, (_, cost) in inner.items()}
+        value = claim.constant + sum(most for most, _ in inner.values()) + walks.over_input(claim)
+        self.best = value if self.best is None else torch.minimum(self.best, value)
+        return claim
+
+    def step(self, index: int, A: Tensor) -> Step:
+        walks, cost = self.walks, self.charged[index]
+        if index % 2:
+            layer = walks.stack.layers[index // 2]
+            weights = layer.weights | ({0: walks.input_weights[index // 2]} if 0 in layer.weights else {})
+            return ((2 * s, A @ W) for s, W in weights.items()), _inner(A, walks.bias[index // 2]) + cost
+        lines = walks.lines[index // 2 - 1]
+        positive, negative = A.clamp(min=0), A.clamp(max=0)
+        offset = _inner(positive, lines.upper_offset) + _inner(negative, lines.lower_offset)
+        A = positive * lines.upper_slope[:, :, None] + negative * lines.lower_slope[:, :, None]
+        return ((index - 1, A),), offset + cost
 
 
 def _inner(A: Tensor, values: Tensor) -> Tensor:

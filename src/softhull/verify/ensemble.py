@@ -65,10 +65,10 @@ def join(graphs: Sequence[Graph], labels: Sequence[str], input_shape: Shape | No
         position = {-1: builder.reshape(-1, graph.input_shape)}
         for i, node in enumerate(graph.nodes[: end + 1]):
             builder.label = node.label
-            position[i] = builder.add(node.operator, *(position[j] for j in node.inputs), shape=node.shape)
+            position[i] = builder.add(node.operator, *(position[j] for j in node.inputs))
         logits.append(builder.reshape(position[end], (classes,)))
     builder.label = "probabilities"
-    softmaxes = tuple(builder.add(Softmax(0), z, shape=(classes,)) for z in logits)
+    softmaxes = tuple(builder.add(Softmax(0), z) for z in logits)
     total = softmaxes[0]
     for p in softmaxes[1:]:
         total = builder.sum_of(total, p)

@@ -20,7 +20,7 @@ class Programs:
     relaxation: Relaxation
     method: Any
     separate: bool
-    deadline: float | None
+    deadline: float
 
     @property
     def together(self) -> int:

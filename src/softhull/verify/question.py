@@ -63,7 +63,7 @@ class ScoreQuestion:
     worst: Tensor
     at: Tensor
     outward: bool
-    deadline: float | None
+    deadline: float
 
     def take(self, instances: Tensor) -> ScoreQuestion:
         """The same question about some of the instances."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..deadlines import OUT_OF_TIME, deadline_after
 from ..devices import device_of, moved
 from ..errors import InvalidInput, SofthullError
 from ..formats.network import Network
@@ -21,13 +22,13 @@ from ..propagate.methods import Method, find_method
 from ..propagate.perturbation import Perturbation, Region
 from ..propagate.structure import Structure, pieces
 from .prove import Bracket, Effort, prove
+from .replay import contradictions
 from .result import Record, Result, Verdict
 from .unsafe import Unsafe, class_change
 
 # Instances worked on together; more gain nothing and cost memory.
 _BATCH = 256
 _INTERRUPTED = "interrupted"
-_OUT_OF_TIME = "the time limit passed; raise it"
 
 
 def verify_robustness(
@@ -104,7 +105,10 @@ def certified_radius(
 
 @dataclass(frozen=True)
 class SpecificationResult:
-    """``unsat`` (no counterexample exists), ``sat`` with a witness, ``unknown`` or ``timeout``."""
+    """``unsat`` (no counterexample exists), ``sat`` with a witness, ``unknown``, ``timeout`` or ``error``.
+
+    ``error``: the model file contradicts the graph that was bounded; ``message`` says where.
+    """
 
     verdict: str
     witness: np.ndarray | None
@@ -112,6 +116,7 @@ class SpecificationResult:
     bound: float | None
     cpu_seconds: float
     seconds: float
+    message: str = ""
 
 
 def verify_specification(
@@ -140,7 +145,8 @@ def verify_specification(
     effort = _effort(None, timeout, seed, memory)
     structure = Structure(graph)
     bounds: list[float] = []
-    verdict = "unsat"
+    left: set[str] = set()  # what is to be said unless a counterexample is found
+    message = ""
     for boxes in _with_equal_inputs(specification.disjuncts):
         lower, upper = (
             _tensor(end, dtype, place).reshape(1, *graph.input_shape) for end in (boxes[0].lower, boxes[0].upper)
@@ -154,15 +160,20 @@ def verify_specification(
         worst = float(best.min())
         bounds.append(worst)
         if worst > 0:
+            for line in contradictions([network], region, _middle(region), bracket.worst, seed).values():
+                left.add("error")
+                message = line
             continue
         touching = not any(disjunct.strict.any() for disjunct in boxes)
         found = _replayed(network, graph, bracket.worst[0], region, unsafe, 0, None, touching)
         if found is not None:
             return SpecificationResult("sat", found[0], found[1], worst, *clock.spent())
-        verdict = "timeout" if bracket.stopped == "time" or verdict == "timeout" else "unknown"
+        left.add("timeout" if bracket.stopped == "time" else "unknown")
         if bracket.stopped == "interrupt":
             break
-    return SpecificationResult(verdict, None, None, min(bounds, default=None), *clock.spent())
+    verdict = next((verdict for verdict in ("error", "timeout", "unknown") if verdict in left), "unsat")
+    bound = None if message else min(bounds, default=None)
+    return SpecificationResult(verdict, None, None, bound, *clock.spent(), message)
 
 
 @dataclass(frozen=True)
@@ -223,15 +234,15 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
     while waiting:
         batch = waiting.pop(0)
         if stopped or time.monotonic() > effort.deadline:
-            message = _INTERRUPTED if stopped else _OUT_OF_TIME
+            message = _INTERRUPTED if stopped else OUT_OF_TIME
             records |= {i: Record(i, Verdict.UNKNOWN, int(case.labels[i]), message=message) for i in batch.tolist()}
             continue
         try:
             here, rows = region.take(batch), unsafe.take(batch)
             bracket = prove(case.graph, structure, here, case.x[batch], rows, method, effort)
             stopped = bracket.stopped == "interrupt"
-            for place, i in enumerate(batch.tolist()):
-                records[i] = _record(case, i, place, bracket, here, rows)
+            found = [_record(case, i, place, bracket, here, rows) for place, i in enumerate(batch.tolist())]
+            records |= {record.index: record for record in _replay(case, found, here, bracket.worst, effort.seed)}
         except (SofthullError, RuntimeError, MemoryError, ValueError) as problem:
             if len(batch) > 1:  # one instance must not take the others with it
                 waiting = list(batch.split(max(1, len(batch) // 4))) + waiting
@@ -242,6 +253,17 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
     return Result(tuple(records[i] for i in range(len(case.x))), *clock.spent(), stopped, method.rounding)
 
 
+def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, seed: int) -> list[Record]:
+    """The records of a batch; what the model file contradicts is not certified but an error."""
+    certified = [place for place, record in enumerate(records) if record.verdict is Verdict.CERTIFIED]
+    places = torch.tensor(certified, dtype=torch.long, device=worst.device)
+    start = case.x[[records[place].index for place in certified]]
+    found = contradictions([case.network], region.take(places), start, worst[places], seed)
+    for k, line in found.items():
+        records[certified[k]] = replace(records[certified[k]], verdict=Verdict.ERROR, bound=None, message=line)
+    return records
+
+
 def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, unsafe: Unsafe) -> Record:
     label = int(case.labels[i])
     best, _ = unsafe.best_rows(bracket.rows[:, place : place + 1])
@@ -249,7 +271,7 @@ def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, u
     attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
     if bound > 0:
         return Record(i, Verdict.CERTIFIED, label, bound, attack, message=bracket.notes.get(place, ""))
-    message = {"": Verdict.UNKNOWN.advice, "time": _OUT_OF_TIME, "interrupt": _INTERRUPTED}[bracket.stopped]
+    message = {"": Verdict.UNKNOWN.advice, "time": OUT_OF_TIME, "interrupt": _INTERRUPTED}[bracket.stopped]
     message = "; ".join(filter(None, (message, bracket.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
@@ -356,11 +378,8 @@ def _batch_size(structure: Structure, effort: Effort) -> int:
 
 
 def _effort(attack: bool | None, timeout: float | None, seed: int, memory: int) -> Effort:
-    if timeout is not None and not timeout > 0:
-        raise InvalidInput(f"timeout must be a positive number of seconds, got {timeout!r}")
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
     kind = {None: "open", True: "always", False: "never"}[attack]
-    return Effort(deadline=deadline, attack=kind, seed=seed, memory=memory)
+    return Effort(deadline=deadline_after(timeout), attack=kind, seed=seed, memory=memory)
 
 
 class _Clock:

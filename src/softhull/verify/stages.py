@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..deadlines import OUT_OF_TIME
 from ..devices import moved
 from ..graph.operator import Bilinear
 from ..propagate.crown import LinearBounds, OutOfTime
@@ -23,8 +23,6 @@ from .programs import Programs
 from .prove import instances_together
 from .question import Highest, ScoreQuestion
 from .walks import MEMORY, SecondOrderWalks, Simplex, Walks, mean_probabilities
-
-OUT_OF_TIME = "the time limit passed; raise it"
 
 
 @dataclass(frozen=True)
@@ -113,5 +111,4 @@ class ByWalks:
             yield part.highest(self._walks(part, automatic.linear)).among(left, len(question.label))
 
     def _walks(self, question: ScoreQuestion, method: Linear) -> Walks:
-        deadline = math.inf if question.deadline is None else question.deadline
-        return Walks(self.ensembles, question.region, method, question.worst, deadline)
+        return Walks(self.ensembles, question.region, method, question.worst, question.deadline)

@@ -15,17 +15,19 @@ from torch import Tensor
 
 from ..attack.score import ScoreAttack
 from ..bounds.rounding import check_rounding
+from ..deadlines import deadline_after
 from ..devices import device_of
-from ..errors import InvalidInput, ModelError
+from ..errors import InvalidInput, MissingExtra, ModelError, SofthullError
 from ..formats.network import Network
 from ..graph.graph import Graph
 from ..propagate.methods import Auto, Linear, SecondOrder
-from ..propagate.perturbation import Perturbation
+from ..propagate.perturbation import Perturbation, Region
 from ..solve.dual import Dual
 from ..solve.layers import is_feedforward, stack_networks
 from ..solve.softmax import parse_bounds
 from .ensemble import join
 from .question import ScoreQuestion
+from .replay import contradictions
 from .scores import Score, find_score
 from .stages import ByPrograms, ByWalks
 
@@ -51,9 +53,15 @@ class ScoreRecord:
     clean: float
     worst_input: np.ndarray = field(repr=False)
     message: str = ""
+    failed: bool = False  # nothing is certified, for the reason in ``message``
+
+    @property
+    def verdict(self) -> str:
+        """``bounded``, ``unknown`` where the bound says nothing, or ``error``."""
+        return "error" if self.failed else "bounded" if math.isfinite(self.bound) else "unknown"
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {"index": self.index, "label": self.label}
+        plain: dict[str, Any] = {"index": self.index, "label": self.label, "verdict": self.verdict}
         plain |= {name: _finite(getattr(self, name)) for name in ("bound", "attack", "clean")}
         return plain | ({"message": self.message} if self.message else {})
 
@@ -79,10 +87,17 @@ class UncertaintyResult:
         """``bound``, ``attack`` or ``clean`` of all instances."""
         return np.array([getattr(record, name) for record in self.records])
 
+    def means(self) -> dict[str, float]:
+        """Of ``bound``, ``attack`` and ``clean`` over the instances that did not fail; NaN where all failed."""
+        kept = [record for record in self.records if not record.failed]
+        names = ("bound", "attack", "clean")
+        return {n: float(np.mean([getattr(r, n) for r in kept])) if kept else math.nan for n in names}
+
     def summary(self) -> dict[str, float | None]:
-        """Means over the instances, and the cost."""
-        means = {name: _finite(float(self.column(name).mean())) for name in ("bound", "attack", "clean")}
-        return means | {"total": len(self), "cpu_seconds": self.cpu_seconds, "seconds": self.seconds}
+        """Means over the instances, how many failed, and the cost."""
+        means = {name: _finite(mean) for name, mean in self.means().items()}
+        counts = {"error": sum(record.failed for record in self.records), "total": len(self)}
+        return means | counts | {"cpu_seconds": self.cpu_seconds, "seconds": self.seconds}
 
     def to_dict(self) -> dict[str, Any]:
         instances = [record.to_dict() for record in self.records]
@@ -91,14 +106,15 @@ class UncertaintyResult:
 
     def __str__(self) -> str:
         sense = "at most" if self.score.worst_when == "high" else "at least"
-        bound, attack, clean = (self.column(name).mean() for name in ("bound", "attack", "clean"))
-        line = (
-            f"{self.score.name} of {len(self)} instances: certified {sense} {bound:.4f} on average, "
-            f"attack {attack:.4f}, clean {clean:.4f}"
+        line = "{} of {} instances: certified {} {bound:.4f} on average, attack {attack:.4f}, clean {clean:.4f}".format(
+            self.score.name, len(self), sense, **self.means()
         )
         if self.rounding != "outward":
             line += "; rounded to nearest, so not proved for the real-valued networks"
-        stopped = sum(bool(record.message) for record in self.records)
+        failed = [record for record in self.records if record.failed]
+        if failed:
+            line += f"; {len(failed)} failed and have no bound ({failed[0].message})"
+        stopped = sum(bool(record.message) for record in self.records) - len(failed)
         if stopped:
             line += f"; {stopped} not solved to the end (raise the time limit or try another method)"
         return line
@@ -133,40 +149,85 @@ def verify_uncertainty(
     default where ``x`` is.
     """
     check_rounding(rounding)
-    if timeout is not None and not timeout >= 0:
-        raise InvalidInput(f"timeout must be a number of seconds of at least 0, got {timeout}")
     began, cpu = time.monotonic(), time.process_time()
-    deadline = None if timeout is None else began + timeout
+    deadline = deadline_after(timeout)
     score, place = find_score(score), device_of(x, device)
     solver = find_solver(networks, find_method(method), bound, separate, rounding)
     x, y = check_inputs(x, y, solver.classes, networks)
     solver, x, y = solver.to(place), x.to(place), y.to(place)
     attack = attack or ScoreAttack(seed=seed)
-    records: list[ScoreRecord] = []
+    asked = _Asked(_listed(networks), solver, score, attack, rounding == "outward", deadline, seed)
+    records: dict[int, ScoreRecord] = {}
     certificates = []
-    for start in range(0, len(x), BATCH):
-        here, label = x[start : start + BATCH], y[start : start + BATCH]
-        region = perturbation.around(here)
-        _, worst = attack.run(partial(_badness, solver, score, label), region, [here], deadline)
+    waiting = list(torch.arange(len(x)).split(BATCH))
+    while waiting:
+        batch = waiting.pop(0)
+        here, label = x[batch.to(place)], y[batch.to(place)]
+        try:
+            answered, proof = asked.answer(perturbation.around(here), here, label)
+            certificates.append(proof)
+        except (InvalidInput, MissingExtra):
+            raise
+        except (SofthullError, RuntimeError, MemoryError, ValueError) as problem:
+            if len(batch) > 1:  # one instance must not take the others with it
+                waiting = list(batch.split(max(1, len(batch) // 4))) + waiting
+                continue
+            line = " ".join(str(problem).split()) or type(problem).__name__
+            answered = [asked.failure(here[0], int(label[0]), line)]
+        records |= {i: replace(record, index=i) for i, record in zip(batch.tolist(), answered)}
+    cost = time.process_time() - cpu, time.monotonic() - began
+    return UncertaintyResult(
+        score, tuple(records[i] for i in range(len(x))), tuple(certificates), *cost, rounding=rounding
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Everything about a question but its instances."""
+
+    networks: Sequence[Network | Graph]
+    solver: ByPrograms | ByWalks
+    score: Score
+    attack: ScoreAttack
+    outward: bool
+    deadline: float
+    seed: int
+
+    def answer(self, region: Region, x: Tensor, label: Tensor) -> tuple[list[ScoreRecord], dict[str, Any]]:
+        """Records of one batch, numbered from 0, and the numbers behind them."""
+        solver, score = self.solver, self.score
+        _, worst = self.attack.run(partial(_badness, solver, score, label), region, [x], self.deadline)
         at = solver.probabilities(worst)
-        found = solver.highest(ScoreQuestion(score, region, label, worst, at, rounding == "outward", deadline))
+        found = solver.highest(ScoreQuestion(score, region, label, worst, at, self.outward, self.deadline))
         certified, attacked = score.from_badness(found.badness), score.value(at, label)
-        clean = score.value(solver.probabilities(here), label)
-        records += [
+        clean = score.value(solver.probabilities(x), label)
+        wrong = contradictions(self.networks, region, x, worst, self.seed)
+        records = [
             ScoreRecord(
-                start + i,
+                i,
                 int(label[i]),
-                float(certified[i]),
+                self._nothing if i in wrong else float(certified[i]),
                 float(attacked[i]),
                 float(clean[i]),
                 worst[i].cpu().numpy(),
-                found.notes.get(i, ""),
+                wrong.get(i, found.notes.get(i, "")),
+                failed=i in wrong,
             )
             for i in range(len(label))
         ]
-        certificates.append({"pieces": list(found.certificates)})
-    cost = time.process_time() - cpu, time.monotonic() - began
-    return UncertaintyResult(score, tuple(records), tuple(certificates), *cost, rounding)
+        return records, {"pieces": list(found.certificates)}
+
+    def failure(self, x: Tensor, label: int, line: str) -> ScoreRecord:
+        return ScoreRecord(0, label, self._nothing, math.nan, math.nan, x.cpu().numpy(), line, failed=True)
+
+    @property
+    def _nothing(self) -> float:
+        """The bound that says nothing."""
+        return math.inf if self.score.worst_when == "high" else -math.inf
+
+
+def _listed(networks: Networks) -> list[Network | Graph]:
+    return [networks] if isinstance(networks, Network | Graph) else list(networks)
 
 
 def _badness(solver: ByPrograms | ByWalks, score: Score, label: Tensor, x: Tensor) -> Tensor:
@@ -193,7 +254,7 @@ def find_method(method: str | Any) -> Any:
 
 def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
     """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
-    listed = [networks] if isinstance(networks, Network | Graph) else list(networks)
+    listed = _listed(networks)
     if not listed:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]

@@ -19,6 +19,15 @@ class Concat(Monotone):
     axis: int
     parts: tuple[Tensor | None, ...]
 
+    def shape(self, *shapes: Shape) -> Shape:
+        variable = iter(shapes)
+        joined = [next(variable) if part is None else tuple(part.shape) for part in self.parts]
+        rests = {(*shape[: self.axis], *shape[self.axis + 1 :]) for shape in joined}
+        if len(rests) > 1 or len({len(shape) for shape in joined}) > 1:
+            raise ValueError(f"cannot join shapes {' and '.join(map(str, joined))} along axis {self.axis}")
+        total = sum(shape[self.axis] for shape in joined)
+        return (*joined[0][: self.axis], total, *joined[0][self.axis + 1 :])
+
     def value(self, *inputs: Tensor) -> Tensor:
         batch = inputs[0].shape[0]
         variable = iter(inputs)

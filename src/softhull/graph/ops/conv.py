@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -44,6 +45,29 @@ class Conv(Affine):
             flat = functional.pad(flat, pairs)
         y = _FORWARD[self._space - 1](flat, kernel, bias, self.strides, 0, self.dilations, self.groups)
         return y.unflatten(0, x.shape[:2])
+
+    def _padded(self, space: Shape) -> tuple[int, ...]:
+        return tuple(n + a + b for n, a, b in zip(space, self.pads[: self._space], self.pads[self._space :]))
+
+    def shape(self, *shapes: Shape) -> Shape:
+        kernel = tuple(self.kernel.shape)
+        if len(shapes[0]) != len(kernel) or shapes[0][1] != kernel[1] * self.groups or kernel[0] % self.groups:
+            raise ValueError(f"a kernel of shape {kernel} in {self.groups} groups does not fit an input {shapes[0]}")
+        steps = [
+            (size - dilation * (length - 1) - 1) // stride
+            for size, length, stride, dilation in zip(
+                self._padded(shapes[0][2:]), kernel[2:], self.strides, self.dilations
+            )
+        ]
+        if min(*steps, *(n - 1 for n in kernel)) < 0:
+            raise ValueError(f"a kernel of shape {kernel} does not fit into the padded input {shapes[0]}")
+        return (shapes[0][0], kernel[0], *(step + 1 for step in steps))
+
+    def work(self, *shapes: Shape) -> int:
+        """The padded input, and a column of it for every output entry of a channel."""
+        n, channels, *space = shapes[0]
+        columns = channels * math.prod(self.kernel.shape[2:]) * math.prod(self.shape(*shapes)[2:])
+        return n * (channels * math.prod(self._padded(tuple(space))) + columns)
 
     def value(self, *inputs: Tensor) -> Tensor:
         return self._convolve(inputs[0], self.kernel, self.bias)

@@ -18,6 +18,9 @@ class Gather(Monotone):
     axis: int
     positions: Tensor
 
+    def shape(self, *shapes: Shape) -> Shape:
+        return (*shapes[0][: self.axis], len(self.positions), *shapes[0][self.axis + 1 :])
+
     def value(self, *inputs: Tensor) -> Tensor:
         return inputs[0].index_select(self.axis + 1, self.positions)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..broadcast import align, sum_to_shape
+from ..broadcast import align, matmul_shape, matmul_work, sum_to_shape
 from ..operator import Affine, Interval, Shape, sum_per_instance
 
 
@@ -27,6 +27,16 @@ class Linear(Affine):
         # A stack of matrices taller than x must broadcast behind the instance dimension, not over it.
         x = align(x, matrix.ndim, 1)
         return matrix @ x if self.left else x @ matrix
+
+    def _factors(self, shape: Shape) -> tuple[Shape, Shape]:
+        matrix = tuple(self.matrix.shape)
+        return (matrix, shape) if self.left else (shape, matrix)
+
+    def shape(self, *shapes: Shape) -> Shape:
+        return matmul_shape(*self._factors(shapes[0]))
+
+    def work(self, *shapes: Shape) -> int:
+        return matmul_work(*self._factors(shapes[0])) if self.matrix.ndim > 2 else 0
 
     def value(self, *inputs: Tensor) -> Tensor:
         y = self._product(inputs[0], self.matrix)

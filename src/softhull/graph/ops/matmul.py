@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..broadcast import align, broadcast, sum_to_shape
+from ..broadcast import align, broadcast, matmul_shape, matmul_work, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 from ..products import product_interval
 from ..rounding import largest, share, underflow
@@ -25,6 +25,12 @@ class MatMul(Bilinear):
     name: ClassVar[str] = "MatMul"
     left: Shape
     right: Shape
+
+    def shape(self, *shapes: Shape) -> Shape:
+        return matmul_shape(*shapes)
+
+    def work(self, *shapes: Shape) -> int:
+        return matmul_work(*shapes)
 
     def value(self, *inputs: Tensor) -> Tensor:
         x, y = inputs

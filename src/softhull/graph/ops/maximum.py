@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..operator import Interval, Operator
+from ..operator import Interval, Operator, Shape
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,9 @@ class Maximum(Operator):
 
     name: ClassVar[str] = "Maximum"
     axes: tuple[int, ...]
+
+    def shape(self, *shapes: Shape) -> Shape:
+        return tuple(1 if axis in self.axes else size for axis, size in enumerate(shapes[0]))
 
     def value(self, *inputs: Tensor) -> Tensor:
         return inputs[0].amax(tuple(axis + 1 for axis in self.axes), keepdim=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..broadcast import align, sum_to_shape
+from ..broadcast import align, broadcast, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 from ..products import product_interval
 from ..rounding import outward
@@ -24,6 +24,9 @@ class Product(Bilinear):
     def _aligned(self, x: Tensor, y: Tensor, leading: int = 1) -> tuple[Tensor, Tensor]:
         rank = max(len(self.left), len(self.right))
         return align(x, rank, leading), align(y, rank, leading)
+
+    def shape(self, *shapes: Shape) -> Shape:
+        return broadcast(*shapes)
 
     def value(self, *inputs: Tensor) -> Tensor:
         x, y = self._aligned(inputs[0], inputs[1])

@@ -21,6 +21,9 @@ class Slice(Monotone):
     def _index(self) -> tuple[slice, ...]:
         return tuple(slice(*part) for part in self.ranges)
 
+    def shape(self, *shapes: Shape) -> Shape:
+        return tuple(len(range(size)[slice(*part)]) for size, part in zip(shapes[0], self.ranges, strict=True))
+
     def value(self, *inputs: Tensor) -> Tensor:
         return inputs[0][(slice(None), *self._index())]
 

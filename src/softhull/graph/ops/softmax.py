@@ -34,6 +34,7 @@ class Softmax(Operator):
         """Exact: every output grows with its own input and falls with the others."""
         lower, upper = inputs[0]
         axis = self.axis + 1
+        visible = upper > -torch.inf  # before a difference overflows
         top = upper.amax(axis, keepdim=True)
         lower, upper = outward(lower - top, upper - top)
         low, high = (end.masked_fill(end.isinf(), 0.0) for end in (lower, upper))
@@ -44,7 +45,6 @@ class Softmax(Operator):
         most = torch.sigmoid(upper - _log_sum_exp_of_others(lower, axis) + error)
         relative, tiny = share(8, lower.dtype), underflow(lower.dtype)
         # Masked entries have probability 0 and an entry alone has 1, exactly.
-        visible = upper.isfinite()
         certain = visible & (visible.sum(axis, keepdim=True) == 1)
         least = torch.where(certain, 1.0, (least - relative * least - tiny).clamp(min=0))
         most = torch.where(visible, (most + relative * most + tiny).clamp(max=1), 0.0)

@@ -19,6 +19,9 @@ class Sum(Monotone):
     axes: tuple[int, ...]
     divisor: int = 1
 
+    def shape(self, *shapes: Shape) -> Shape:
+        return tuple(1 if axis in self.axes else size for axis, size in enumerate(shapes[0]))
+
     def value(self, *inputs: Tensor) -> Tensor:
         total = inputs[0].sum(tuple(axis + 1 for axis in self.axes), keepdim=True)
         return total if self.divisor == 1 else total / self.divisor

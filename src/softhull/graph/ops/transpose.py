@@ -18,6 +18,9 @@ class Transpose(Monotone):
     exact_backward: ClassVar[bool] = True
     order: tuple[int, ...]
 
+    def shape(self, *shapes: Shape) -> Shape:
+        return tuple(shapes[0][axis] for axis in self.order)
+
     def value(self, *inputs: Tensor) -> Tensor:
         return inputs[0].permute((0, *(axis + 1 for axis in self.order)))
 

@@ -73,7 +73,9 @@ class FittedRows:
         full = torch.cat((self.slope, -self.slope.sum(-1, keepdim=True)), -1)
         on_scores = torch.zeros_like(full).scatter(-1, self.order, full)
         constant = (self.value - (self.slope * self.centre).sum(-1)).sum(-1)
-        size = 64 * torch.finfo(full.dtype).eps * (self.slope.abs() * self.centre.abs()).sum((-2, -1))
+        # One sum over all rows and differences; those of the slope of the reference meet its centre, which is zero.
+        size = self.value.abs().sum(-1) + (self.slope.abs() * self.centre.abs()).sum((-2, -1))
+        size = share(max(64, self.slope[0].numel() + self.value.shape[-1]), full.dtype) * size
         moved = [s for i, s in enumerate(shape) if i != self.axis] + [K]
         return (on_scores.reshape(-1, *moved).movedim(-1, self.axis + 1)[None],), (constant - size)[None]
 

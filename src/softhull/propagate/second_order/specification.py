@@ -1,6 +1,6 @@
 """One specification as a quadratic of the noise: linear parts by a backward walk, products collected.
 
-A walk is that of ``crown.py``, except that a product met with coefficients is split at the centres of its factors'
+A walk is that of linear bounds, except that a product met with coefficients is split at the centres of its factors'
 forms: ``x y = x_c y + x y_c - x_c y_c + (x - x_c)(y - y_c)``. The first three are linear and walk on; the last is a
 quadratic of the noise, exactly, and is kept. In the end
 
@@ -19,8 +19,9 @@ from ...graph.operator import Bilinear
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share
 from .. import softmax as softmaxes
-from ..crown import LinearBounds
+from ..crown import LinearBounds, LinearWalk
 from ..structure import pieces, positions
+from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .blocks import BlockQuadratic
 from .dual import bound, maximise, rounding, vertex_minimiser
@@ -99,70 +100,30 @@ class SecondOrderBounds:
         The node is that of number ``index``, by default the output.
         With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short.
         """
-        bounds = self.bounds.take(instances)
-        factors = {i: found.take(instances) for i, found in self.forms.factors.items()}
-        bases = {number: basis.take(instances) for number, basis in self.forms.bases.items()}
-        pending = {len(bounds.graph.nodes) - 1 if index is None else index: rows[None]}
-        constant = rows.new_zeros(1, len(rows))
-        matrices: dict[int, Tensor] = {}
-        fits: list[FittedRows] = []
-        while (top := max(pending, default=-1)) >= 0:
-            bounds.check_time()
-            node = bounds.graph.nodes[top]
-            A = pending.pop(top)
-            if bounds.outward:
-                constant = constant - bounds.charge_of_step(top, A)
-            if isinstance(node.operator, Bilinear) and top in factors:
-                split = _Split(node.operator, A[0], factors[top], bases[factors[top].basis])
-                backs: tuple[Tensor, ...]
-                backs, shift = split.linear()
-                number = factors[top].basis
-                shift = shift - split.charge()
-                deviations = split.matrix()
-                matrices[number] = matrices[number] + deviations if number in matrices else deviations
-            elif near is not None and (fit := self._fitted(top, A[0], instances, near)) is not None:
-                backs, shift = fit.linear(A.shape[2:])
-                fits.append(fit)
-            else:
-                backs, shift = bounds.step(top, A)
-            constant = constant + shift
-            constant = constant - bounds.share(1) * (constant.abs() + shift.abs())
-            for i, back in zip(node.inputs, backs):
-                met = i in pending
-                pending[i] = pending[i] + back if met else back
-                if met:
-                    constant = constant - bounds.share(1) * bounds.charge(pending[i], bounds.sizes(i))
+        bounds, forms = self.bounds.take(instances), self.forms
+        walk = _Collecting(bounds, forms, instances, near)
+        claim = walk.back(Claim.on(len(bounds.graph.nodes) - 1 if index is None else index, rows[None]))
         P = len(rows)
-        on_input = pending.get(-1, rows.new_zeros(1, P, *bounds.graph.input_shape))[0]
+        constant = claim.bound[0].expand(P)
+        on_input = claim.pending.get(-1, rows.new_zeros(1, P, *bounds.graph.input_shape))[0]
         on_input = on_input.expand(P, *bounds.graph.input_shape)
         centre, radius = centre_and_radius(bounds.region)
-        linear = rows.new_zeros(P, self.forms.noise_count)
-        linear[:, : self.forms.noise.inputs] = (on_input * radius).flatten(1)
-        rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant[0].abs()
-        for number in (fit.scores.basis for fit in fits):
-            if number not in matrices:
-                matrices[number] = rows.new_zeros(P, bases[number].size, bases[number].size)
+        linear = rows.new_zeros(P, forms.noise_count)
+        linear[:, : forms.noise.inputs] = (on_input * radius).flatten(1)
+        rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant.abs()
+        for number in (fit.scores.basis for fit in walk.fits):
+            if number not in walk.matrices:
+                size = walk.bases[number].size
+                walk.matrices[number] = rows.new_zeros(P, size, size)
         found = Quadratic(
-            constant[0].expand(P) + (on_input * centre).flatten(1).sum(1) - bounds.share(centre[0].numel()) * rounded,
+            constant + (on_input * centre).flatten(1).sum(1) - bounds.share(centre[0].numel()) * rounded,
             linear,
-            [bases[number].densified() for number in matrices],
-            list(matrices.values()),
+            [walk.bases[number].densified() for number in walk.matrices],
+            list(walk.matrices.values()),
         )
-        for fit in fits:
-            fit.add_to(found, bases[fit.scores.basis], list(matrices).index(fit.scores.basis))
+        for fit in walk.fits:
+            fit.add_to(found, walk.bases[fit.scores.basis], list(walk.matrices).index(fit.scores.basis))
         return found
-
-    def _fitted(self, index: int, A: Tensor, instances: Tensor, near: Tensor) -> FittedRows | None:
-        if index not in self.forms.scores or self.bounds.graph.nodes[index].shape[self._axis(index)] - 1 not in CELLS:
-            return None
-        scores = self.forms.scores[index].take(instances)
-        basis = self.forms.bases[scores.basis].take(instances)
-        return FittedRows(A, self._axis(index), scores, basis.values(near))
-
-    def _axis(self, index: int) -> int:
-        operator = self.bounds.graph.nodes[index].operator
-        assert isinstance(operator, Softmax)
-        return operator.axis
 
     def lower(
         self,
@@ -194,6 +155,41 @@ class SecondOrderBounds:
         """How many quadratics to work on at once: few enough to stay near the processor."""
         entries = self.forms.basis.size * self.forms.basis.noise
         return max(1, _NEAR // (8 * entries))
+
+
+class _Collecting(LinearWalk):
+    """A linear walk that splits products whose factors have forms and, near given noise, fits rows of a softmax.
+
+    ``matrices [P, r, r]`` are the quadratics collected, by the number of their basis, ``fits`` the rows fitted.
+    """
+
+    def __init__(self, bounds: LinearBounds, forms: Forms, instances: Tensor, near: Tensor | None) -> None:
+        super().__init__(bounds)
+        self.forms, self.instances, self.near = forms, instances, near
+        self.bases = {number: basis.take(instances) for number, basis in forms.bases.items()}
+        self.matrices: dict[int, Tensor] = {}
+        self.fits: list[FittedRows] = []
+
+    def step(self, index: int, A: Tensor) -> Step:
+        node = self.bounds.graph.nodes[index]
+        if index in self.forms.factors:
+            assert isinstance(node.operator, Bilinear)
+            factors = self.forms.factors[index].take(self.instances)
+            number = factors.basis
+            split = _Split(node.operator, A[0], factors, self.bases[number])
+            backs, shift = split.linear()
+            deviations = split.matrix()
+            self.matrices[number] = self.matrices[number] + deviations if number in self.matrices else deviations
+            return zip(node.inputs, backs), shift - split.charge()
+        if self.near is not None and index in self.forms.scores:
+            assert isinstance(node.operator, Softmax)
+            if node.shape[node.operator.axis] - 1 in CELLS:
+                scores = self.forms.scores[index].take(self.instances)
+                fit = FittedRows(A[0], node.operator.axis, scores, self.bases[scores.basis].values(self.near))
+                self.fits.append(fit)
+                on_scores, shift = fit.linear(A.shape[2:])
+                return zip(node.inputs, on_scores), shift
+        return super().step(index, A)
 
 
 def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) -> Tensor:

@@ -1,0 +1,50 @@
+"""Before anything is called certified: the model file itself, in onnxruntime, at a handful of inputs of the region."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..formats import agreement
+from ..formats.network import Network
+from ..graph.graph import Graph
+from ..propagate.perturbation import Region
+
+
+def contradictions(
+    networks: Sequence[Network | Graph], region: Region, start: Tensor, worst: Tensor, seed: int = 0
+) -> dict[int, str]:
+    """By instance, where a model file and the graph that was bounded differ by more than rounding, and by how much.
+
+    ``start`` are the clean inputs, ``worst`` those that an attack found. A graph without a file has nothing to replay.
+    """
+    files = [network for network in networks if isinstance(network, Network)]
+    if not files or not region.size:
+        return {}
+    points = _points(region, start, worst, seed)
+    flat = points.flatten(0, 1).cpu().numpy()
+    found: dict[int, str] = {}
+    for network in files:
+        apart, explained, _ = agreement.disagreements(network, flat)
+        wrong = ~(apart <= explained).reshape(points.shape[:2])
+        for i in wrong.any(1).nonzero()[0].tolist():
+            place = int(wrong[i].argmax())
+            where = "an input of the region" if place else "the input itself"
+            line = f"its translation and onnxruntime differ by {apart.reshape(wrong.shape)[i, place]:.2g} at {where}"
+            found[i] = f"{network.path}: {line}; nothing is certified, please report this model"
+    return found
+
+
+def _points(region: Region, start: Tensor, worst: Tensor, seed: int) -> Tensor:
+    """``[B, P, ...]``: clean inputs first, then attacked ones, two opposite corners, a random corner, a random point.
+
+    The places of the random ones are the same for every instance, so that answers do not depend on the batch.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape, like = region.lower.shape[1:], region.lower
+    corner = torch.randint(2, shape, generator=generator, dtype=torch.bool).to(like.device)
+    corners = (region.lower, region.upper, torch.where(corner, region.upper, region.lower))
+    inside = [region.project(point) for point in (*corners, region.sample(generator))]
+    return torch.stack([start, worst, *inside], 1)

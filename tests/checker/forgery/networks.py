@@ -1,0 +1,198 @@
+"""Networks so small that their values over a region are known, each with a structure that a proof can get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from softhull.propagate.perturbation import Perturbation
+
+from ...formats.onnx_models import Builder
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Models, an input and a region around it; numbers are short, so that the ends of the region are floats."""
+
+    name: str
+    paths: tuple[Path, ...]
+    models: tuple[onnx.ModelProto, ...]
+    x: np.ndarray
+    region: Perturbation
+    share: int = 1  # of the forgeries
+
+
+def _weights(seed: int, *shape: int) -> np.ndarray:
+    """Multiples of 1/8: sums and products of them are exact, so that bounds can be tight to the last bit."""
+    return np.random.default_rng(seed).integers(-8, 9, shape) / 8
+
+
+def _affine(b: Builder) -> str:
+    h = b.op("MatMul", "x", b.const([[0.1, -0.7], [1.3, 0.3]]))
+    return str(b.op("Add", h, b.const([[0.3, -0.1]])))
+
+
+def _relu(b: Builder) -> str:
+    h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(1, 2, 3)), b.const(_weights(2, 3) / 4)))
+    h = b.op("Sub", h, b.const([[0.125, 0.0, 0.25]]))
+    return str(b.op("Gemm", h, b.const(_weights(3, 2, 3)), b.const([0.5, 0.0]), transB=1))
+
+
+def _leaky(b: Builder) -> str:
+    """Rounding everywhere, several kinks, one logit."""
+    h = b.op("Div", b.op("MatMul", "x", b.const([[0.1, -0.7], [1.3, 0.3]])), b.const([[3.0, 7.0]]))
+    h = b.op("LeakyRelu", h, alpha=0.25)
+    h = b.op("LeakyRelu", b.op("Add", h, b.op("Identity", h)), alpha=0.1)
+    return str(b.op("Gemm", h, b.const([[1.1], [-0.9]]), b.const([0.05])))
+
+
+def _product(b: Builder) -> str:
+    """``(x0 x1 + 1/2, 0)``, the product of two gathered entries."""
+    first, second = (b.op("Gather", "x", b.ints(i), axis=1) for i in (0, 1))
+    return str(b.op("MatMul", b.op("Mul", first, second), b.const([[1.0, 0.0]])) and _plus(b, [[0.5, 0.0]]))
+
+
+def _plus(b: Builder, bias: Any) -> str:
+    """The last value plus a constant."""
+    return str(b.op("Add", b.nodes[-1].output[0], b.const(bias)))
+
+
+def _shared(b: Builder) -> str:
+    """Squares and products of one node with itself, used twice."""
+    h = b.op("MatMul", "x", b.const(_weights(4, 2, 2)))
+    square = b.op("Mul", h, h)
+    outer = b.op("Einsum", h, h, equation="bi,bj->bij")
+    both = b.op("Add", b.op("Reshape", outer, b.ints(2, 2)), b.op("Transpose", square, perm=[1, 0]))
+    return str(b.op("MatMul", b.op("Reshape", both, b.ints(1, 4)), b.const(_weights(5, 4, 2))))
+
+
+def _attention(b: Builder) -> str:
+    """Two tokens of width 1 with queries, keys and values; two rows of two logits."""
+    t = b.op("Reshape", "x", b.ints(1, 2, 1))
+    q = b.op("MatMul", t, b.const([[[1.5]]]))
+    scores = b.op("MatMul", q, b.op("Transpose", t, perm=[0, 2, 1]))
+    mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), t)
+    flat = b.op("Flatten", b.op("Add", mixed, t), axis=1)
+    return str(b.op("Gemm", flat, b.const([[1.0, -0.5], [0.25, 0.75]]), b.const([0.25, 0.0])))
+
+
+def _weighted(b: Builder) -> str:
+    """Softmax of affine logits times affine values, the softmax output moved before it is used."""
+    p = b.op("Softmax", b.op("MatMul", "x", b.const(_weights(6, 2, 3))), axis=1)
+    p = b.op("Gather", p, b.ints(2, 0, 1), axis=1)
+    v = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(7, 2, 6))), b.ints(3, 2))
+    return str(b.op("MatMul", p, v) and _plus(b, [[0.25, 0.0]]))
+
+
+def _repeated(b: Builder) -> str:
+    """A softmax over one logit twice and another, multiplied with values behind it."""
+    logits = b.op("MatMul", "x", b.const([[1.0, -0.5], [0.5, 1.0]]))
+    p = b.op("Softmax", b.op("Gather", logits, b.ints(0, 0, 1), axis=1), axis=-1)
+    v = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(8, 2, 6))), b.ints(3, 2))
+    return str(b.op("MatMul", p, v) and _plus(b, [[0.5, 0.0]]))
+
+
+def _twins(b: Builder) -> str:
+    """The output is a softmax whose first two classes are one logit."""
+    logits = b.op("MatMul", "x", b.const([[1.0, -0.5], [0.5, 1.0]]))
+    return str(b.op("Softmax", b.op("Gather", logits, b.ints(0, 0, 1), axis=1), axis=-1))
+
+
+def _masked(b: Builder) -> str:
+    """One of three logits is masked; the rows of the softmax are columns of the tensor."""
+    logits = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(9, 2, 6))), b.ints(1, 3, 2))
+    masked = b.op("Add", logits, b.const([[[0.0], [-1e4], [0.0]]]))
+    p = b.op("Softmax", masked, axis=1)
+    v = b.op("Unsqueeze", b.op("Relu", "x"), b.ints(1))
+    return str(b.op("Squeeze", b.op("Gather", b.op("Mul", p, v), b.ints(0), axis=1), b.ints(1)))
+
+
+def _spread(b: Builder) -> str:
+    """Rows and columns that are broadcast against each other, by sums and by products."""
+    row, column = b.op("Reshape", "x", b.ints(1, 2)), b.op("Transpose", "x", perm=[1, 0])
+    both = b.op("Mul", b.op("Add", row, column), b.op("Sub", row, b.op("Mul", column, b.const(0.5))))
+    return str(b.op("MatMul", b.op("Reshape", both, b.ints(1, 4)), b.const(_weights(10, 4, 2))))
+
+
+def _single(b: Builder) -> str:
+    """Softmax rows of one entry are 1 whatever the logits are."""
+    p = b.op("Softmax", b.op("Unsqueeze", "x", b.ints(2)), axis=-1)
+    scaled = b.op("Mul", b.op("Squeeze", p, b.ints(2)), b.op("MatMul", "x", b.const(_weights(11, 2, 2))))
+    return str(b.op("Add", scaled, b.const([[0.25, 0.0]])))
+
+
+def _old(b: Builder) -> str:
+    """Before operator set 13 the default softmax runs over all axes from the first on."""
+    p = b.op("Softmax", b.op("Reshape", "x", b.ints(1, 2, 1)))
+    return str(b.op("Reshape", p, b.ints(1, 2)))
+
+
+def _small(seed: int) -> Callable[[Builder], str]:
+    def make(b: Builder) -> str:
+        h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(seed, 2, 2)), b.const(_weights(seed + 1, 2) / 8)))
+        return str(b.op("Gemm", h, b.const(_weights(seed + 2, 2, 3)), b.const(_weights(seed + 3, 3) / 4)))
+
+    return make
+
+
+SHORT, TINY = 2.0**-3, 2.0**-20
+
+# Models with their operator set, the input, regions, and how many of the forgeries they get.
+FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float], list[Perturbation], int]] = {
+    "affine": ([(_affine, 13)], [0.25, -0.5], [Perturbation(0.0), Perturbation(0.25, norm=2)], 2),
+    "relu": (
+        [(_relu, 13)],
+        [0.25, 0.125],
+        [Perturbation(SHORT, clip=(0.125, 0.25)), Perturbation(0.25, norm=1), Perturbation(SHORT, norm=2)],
+        2,
+    ),
+    "leaky": ([(_leaky, 13)], [1.0, -0.125], [Perturbation(0.0), Perturbation(SHORT)], 2),
+    "product": ([(_product, 13)], [0.0, 0.0], [Perturbation(1.0), Perturbation(1.0, norm=2, clip=(-0.5, 1.0))], 3),
+    "shared": ([(_shared, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.5, norm=1)], 2),
+    "attention": (
+        [(_attention, 13)],
+        [0.75, -0.25],
+        [Perturbation(0.25), Perturbation(SHORT, norm=2), Perturbation(TINY)],
+        2,
+    ),
+    "weighted": ([(_weighted, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=1)], 2),
+    "repeated": ([(_repeated, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 3),
+    "twins": ([(_twins, 13)], [0.5, -0.25], [Perturbation(0.25)], 2),
+    "masked": ([(_masked, 13)], [0.5, -0.25], [Perturbation(0.25, clip=(-0.25, 0.5))], 1),
+    "spread": ([(_spread, 13)], [0.5, -0.25], [Perturbation(SHORT, norm=1), Perturbation(0.0)], 1),
+    "single": ([(_single, 13)], [0.5, -0.25], [Perturbation(SHORT)], 1),
+    "old": ([(_old, 12)], [0.5, -0.25], [Perturbation(0.25)], 1),
+    "ensemble": ([(_small(20), 13), (_small(30), 13)], [0.5, -0.25], [Perturbation(SHORT), Perturbation(TINY)], 2),
+}
+
+
+def instances(folder: Path) -> list[Instance]:
+    """Every family over each of its regions, the models written to a folder."""
+    found = []
+    for name, (makers, x, regions, share) in FAMILIES.items():
+        models, paths = [], []
+        for number, (make, opset) in enumerate(makers):
+            b = Builder(opset)
+            output = make(b)
+            models.append(b.model(output, (1, len(x))))
+            paths.append(folder / f"{name}-{number}.onnx")
+            onnx.save(models[-1], str(paths[-1]))
+        for i, region in enumerate(regions):
+            found.append(Instance(f"{name} {i}", tuple(paths), tuple(models), np.array(x), region, share))
+    return found
+
+
+def two_imports(folder: Path) -> Instance:
+    """A file that imports one operator set twice: the runtime takes the last, and a softmax changes its meaning."""
+    b = Builder(12)
+    model = b.model(_old(b), (1, 2))
+    model.opset_import.append(helper.make_opsetid("", 13))
+    onnx.save(model, str(folder / "imports.onnx"))
+    region = Perturbation(0.25)
+    return Instance("imports", (folder / "imports.onnx",), (model,), np.array([0.5, -0.25]), region)

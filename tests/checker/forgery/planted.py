@@ -1,0 +1,107 @@
+"""Errors to plant in the checker, each a change of its source: those it once had, and likely ones.
+
+The search has teeth if it finds every one of them. A change that no longer fits the source fails loudly.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from softhull.checker import balls, check, forms, network, positions, quadratic, replay, scores, softmax
+
+
+@dataclass(frozen=True)
+class Planted:
+    """``old`` becomes ``new`` in the source of ``owner.name``; the families in which it can show."""
+
+    what: str
+    owner: Any
+    name: str
+    old: str
+    new: str
+    families: tuple[str, ...]
+
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        function = inspect.unwrap(getattr(self.owner, self.name))
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.old) == 1, f"{self.what}: {self.name} has changed"
+        module = sys.modules[function.__module__]
+        made: dict[str, Any] = {}
+        exec(compile(source.replace(self.old, self.new), f"<{self.what}>", "exec"), vars(module), made)
+        patch.setattr(self.owner, self.name, made[self.name])
+        if self.owner is module:  # others may have imported it by name
+            for other in (balls, check, forms, network, quadratic, replay, scores, softmax):
+                if getattr(other, self.name, None) is function:
+                    patch.setattr(other, self.name, made[self.name])
+
+    def __str__(self) -> str:
+        return self.what.replace(" ", "-")
+
+
+K, P = replay.Knowledge, Planted
+PLANTED = [
+    # What the checker once accepted
+    P(
+        "a stop forgets quadratics",
+        K,
+        "least",
+        "return np.full(len(walk.constant), arb.neg_inf(), dtype=object)",
+        "return walk.constant + minimum_of(self, walk.pending)",
+        ("product", "shared"),
+    ),
+    P("repeated entries overwrite", positions._Positions, "add", "if self.distinct:", "if True:", ("repeated",)),
+    P(
+        "the first import counts",
+        network,
+        "operator_set",
+        'if domains.count("") != 1 or len(set(domains)) < len(domains):',
+        "if False:",
+        ("imports",),
+    ),
+    P("one class has scores", scores, "score_bound", "K < 2 or", "", ("leaky",)),
+    # Ranges and references
+    P(
+        "any share is a share",
+        replay,
+        "_array",
+        "or not ((found >= low) & (found <= high)).all()",
+        "",
+        ("relu", "leaky", "product"),
+    ),
+    P("weights above one", K, "_softmax", "if not all(w >= 0 for w in left.ravel()):", "if False:", ("weighted", "old")),
+    P(
+        "planes of another node",
+        K,
+        "_softmax",
+        "if planes is None or planes.node != index:",
+        "if planes is None:",
+        ("ensemble",),
+    ),
+    P("half a row for a whole one", K, "references", "or frozenset(whole) not in rows", "", ("weighted", "repeated")),
+    # Rules
+    P("chord too low", K, "chords", "arb(high) * (ONE - slope[i])", "arb(high) * (ONE - slope[i]) / 2", ("relu",)),
+    P("McCormick sides swapped", K, "_term_by_term", "up * low + down * high", "up * high + down * low", ("product",)),
+    P("missed part forgotten", K, "_contracted", "arb(float(proved.lower[row])) - missed", "arb(float(proved.lower[row]))",
+      ("product", "spread", "shared")),
+    P("lower plane by 1e-6", softmax, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta", ("old",)),
+    P("upper plane by 1e-6", softmax, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)", ("old",)),
+    P("a difference and its negative", K, "learn_differences", "-np.inf), -high)", "-np.inf), low)", ("twins", "old")),
+    P("nothing is rounded outward", balls, "outward",
+      "lower_floats(lower).astype(np.float64), upper_floats(upper).astype(np.float64)",
+      "lower.astype(np.float64), upper.astype(np.float64)", ("affine", "leaky")),
+    P("the l2 ball of the noise", quadratic.Noise, "reach", "largest(own) if self.norm == 1 else euclidean(own)",
+      "largest(own)", ("repeated", "attention", "product")),
+    P("the l1 ball of the region", replay.Region, "minimum", "largest if self.norm == 1 else euclidean", "largest",
+      ("affine",)),
+    P("every matrix is semidefinite", quadratic, "least", "or not semidefinite(M)", "", ("product", "shared")),
+    P("half the cost of multipliers", quadratic.Noise, "cost", "d.sum() if", "d.sum() / 2 if", ("product", "shared")),
+    P("parallel planes too near", forms.Forms, "learn_softmax", "(high - low) / 2", "(high - low) / 8", ("weighted",)),
+    P("the sum for the mean", scores, "score_bound", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
+      ("ensemble",)),
+]  # fmt: skip

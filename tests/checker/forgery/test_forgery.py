@@ -1,0 +1,91 @@
+"""No forgery proves what is false, honest proofs are accepted, and planted errors of the checker are found.
+
+``SOFTHULL_FORGERIES`` sets how many are tried, ``SOFTHULL_SEED`` the seed; ``make soundness`` tries a million.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from softhull.checker.certificate import write_certificate
+from softhull.checker.check import check_certificate
+from softhull.checker.scores import SCORES
+
+from .networks import Instance, instances, two_imports
+from .planted import PLANTED, Planted
+from .search import Hunt, search, shares
+from .truth import Truth, inside
+from .writer import norm_of
+
+COUNT = int(os.environ.get("SOFTHULL_FORGERIES", "20000"))
+SEED = int(os.environ.get("SOFTHULL_SEED", "0"))
+
+CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits"}
+RULES = {f"rule {key}" for key in ("slope", "planes", "functions", "split", "multipliers", "below")}
+
+
+@pytest.fixture(scope="module")
+def all_instances(tmp_path_factory: pytest.TempPathFactory) -> list[Instance]:
+    folder = tmp_path_factory.mktemp("networks")
+    return [*instances(folder), two_imports(folder)]
+
+
+def test_no_false_statement_is_accepted(all_instances: list[Instance]) -> None:
+    """Every claim and rule takes part, in certificates that are accepted and in changed steps that are followed."""
+    tally = search(all_instances, COUNT, SEED)
+    print(tally, dict(tally.accepted), dict(tally.changed))
+    assert tally.false == []
+    assert tally.crashes == []
+    assert tally.forgeries == COUNT
+    if COUNT >= 20000:
+        assert CLAIMS | RULES | set(SCORES) | {"class"} <= tally.accepted.keys()
+        assert CLAIMS | RULES <= tally.changed.keys()
+        assert min(tally.outcomes[name] for name in ("refused", "malformed", "accepted and true")) > COUNT // 50
+
+
+def test_honest_proofs_are_accepted(all_instances: list[Instance], tmp_path: Path) -> None:
+    """Also from a file: what the search replays in pieces is what the checker says of the whole."""
+    for instance in all_instances:
+        hunt = Hunt(instance, SEED)
+        if instance.name == "imports":
+            assert "operator set" in str(hunt.refusal)
+            continue
+        assert hunt.refusal is None, hunt.refusal
+        assert hunt.tally.false == []
+        hunt.run(10)
+        for seed in hunt.seeds[-3:]:
+            write_certificate(tmp_path / "c.npz", seed.certificate)
+            found = check_certificate(tmp_path / "c.npz", instance.paths)
+            assert found.accepted, f"{instance.name}: {found.reason}"
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=str)
+def test_planted_errors_are_found(
+    planted: Planted, all_instances: list[Instance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search of the first test, stopped where it finds something."""
+    planted.plant(monkeypatch)
+    budgets = dict(zip((i.name for i in all_instances), shares(all_instances, 20000)))
+    hunts = [Hunt(i, SEED) for i in all_instances if i.name.split()[0] in planted.families]
+    for start in range(0, max(budgets.values()), 100):
+        for hunt in hunts:
+            if start < budgets[hunt.instance.name] and hunt.run(100).false:
+                print(start + hunt.tally.forgeries, hunt.tally.false[0])
+                return
+    pytest.fail("not found")
+
+
+def test_truth_agrees_with_itself(all_instances: list[Instance]) -> None:
+    """Balls contain what floats say, up to rounding; points lie inside their region."""
+    for instance in all_instances:
+        region = (instance.region.eps, norm_of(instance), instance.region.clip)
+        pool = Truth(instance).pool(instance.x, *region)
+        for point in (0, 1, -1):
+            place = range(len(pool.at))[point]
+            assert inside(pool.at[place].tolist(), instance.x.tolist(), *region)
+            for name, exact in pool.exact(place).items():
+                np.testing.assert_allclose(exact.astype(np.float64), pool.floats[name][place], rtol=1e-12, atol=1e-15)

@@ -1,0 +1,521 @@
+"""The dishonest writer: honest proofs as a start, random steps that follow the grammar, and changes of every field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from softhull.certificates.prover import Proof
+from softhull.certificates.second_order import SecondOrder
+from softhull.certificates.write import NoProof, class_certificate, score_certificate
+from softhull.checker.certificate import Certificate
+from softhull.checker.check import sha256
+from softhull.checker.network import Kink, Networks, Product, Softmax
+from softhull.checker.scores import SCORES
+from softhull.checker.session import exactly
+from softhull.formats.onnx import load_onnx
+
+from .networks import Instance
+from .truth import Truth
+
+Step = dict[str, Any]
+STRANGE: list[Any] = [
+    None, -1, 0, 1, 2, 7, 0.9, 1.0, -0.5, True, False, "", "input", "0:x", [], [0], [0, 0], {}, 10**30, 1e308,
+    float("nan"), float("inf"), -float("inf"), [[0]], "0::probabilities",
+]  # fmt: skip
+NUMBERS = [0.0, 1.0, -1.0, 0.25, 0.5, 1 + 1e-12, 2.0, -1e-300, 1e-300, 1e300, -1e300, np.nan, np.inf, -np.inf]
+
+
+def norm_of(instance: Instance) -> str:
+    return "inf" if np.isinf(instance.region.norm) else str(int(instance.region.norm))
+
+
+# Honest proofs
+
+
+def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certificate]:
+    """Proofs of the writer: nothing yet, the class or a margin, by first and by second order, and scores."""
+    pool = truth.pool(instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
+    logits = pool.floats["0::logits"][0]
+    label = int(logits.argmax()) if len(logits) > 1 else int(logits[0] > 0)
+    region = instance.region
+    if len(logits) > 1:
+        yield margins(instance, label, rivals=[])
+    if any(isinstance(node, Softmax) and node.rows.shape[1] == 1 for node in parsed.nodes[:-1]):
+        return  # the writer has no planes for rows of one entry
+    if len(instance.models) == 1:
+        try:
+            yield class_certificate(instance.paths[0], instance.x, label, region)
+        except NoProof:
+            pass  # too large a region; the margins below are proofs all the same
+        if len(logits) > 1:
+            yield margins(instance, label, [k for k in range(len(logits)) if k != label])
+    products = any(isinstance(node, Product) for node in parsed.nodes)
+    if len(logits) > 1 and (products or len(instance.models) > 1):
+        names = list(SCORES) if products and region.eps < 1e-3 else ["nll"]
+        networks = [load_onnx(path) for path in instance.paths] if len(instance.models) > 1 else []
+        for score in names:
+            yield score_certificate(instance.paths, networks, instance.x, label, region, score)
+
+
+@exactly
+def margins(instance: Instance, label: int, rivals: list[int]) -> Certificate:
+    """Margins as far as second order proves them, positive or not, ending in a score that is easy to prove."""
+    proof = Proof(list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
+    view = proof.networks.logits[0]
+    if rivals:
+        proof.prepare([view])
+        second_order = SecondOrder(proof, [view])
+        for rival in rivals:
+            second_order.lead(view, label, rival)
+    return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
+
+
+# Forgeries
+
+
+@dataclass(frozen=True)
+class Forgery:
+    """A certificate that differs from a seed from step ``first`` on; None: already before its steps."""
+
+    certificate: Certificate
+    first: int | None
+
+
+class Writer:
+    """Changes of certificates of one instance, and steps made up for it."""
+
+    def __init__(self, instance: Instance, networks: Networks, rng: np.random.Generator) -> None:
+        self.instance, self.networks, self.rng = instance, networks, rng
+        self.tensors = list(networks.tensors)
+        self.curved = [i for i, n in enumerate(networks.nodes) if isinstance(n, Kink | Product | Softmax)]
+        self.softmaxes = [i for i in self.curved if isinstance(networks.nodes[i], Softmax)]
+
+    def forge(self, seed: Certificate, other: Certificate) -> Forgery:
+        """One to three changes of a seed; ``other`` lends its steps."""
+        draft = Draft(seed)
+        for _ in range(int(self.rng.choice([1, 1, 2, 3]))):
+            changes, odds = zip(*_CHANGES)
+            change = changes[int(self.rng.choice(len(changes), p=np.array(odds) / sum(odds)))]
+            change(self, draft, other)
+            if draft.first is None:  # nothing of the head can be relied on any more
+                break
+        draft.shorten(self.rng)
+        return draft.done()
+
+    # Changes
+
+    def change_number(self, draft: Draft, other: Certificate) -> None:
+        places = draft.arrays_of(self._place(draft))
+        if places:
+            holder, key = self._pick(places)
+            holder[key] = draft.keep(self._changed(draft.arrays[holder[key]]))
+
+    def change_field(self, draft: Draft, other: Certificate) -> None:
+        number = self._place(draft)
+        holders = draft.holders(number) if number is not None else []
+        if not holders:
+            return
+        holder = self._pick(holders)
+        key = self._pick(list(holder) or ["stops"])
+        if self.rng.random() < 0.15:
+            holder.pop(key, None)
+        elif self.rng.random() < 0.5:
+            alike = [h[key] for n in range(len(draft.steps)) for h in draft.holders(n) if key in h]
+            holder[key] = self._pick(alike) if alike else True
+        elif key in ("planes", "keep", "split") or isinstance(holder.get(key), int):
+            holder[key] = self._whole(len(draft.steps))
+        elif key == "tensor":
+            holder[key] = self._pick(self.tensors)
+        elif key == "functions":
+            holder[key] = [self._whole(len(draft.steps)) for _ in range(int(self.rng.integers(0, 3)))]
+        else:
+            holder[key] = self._pick(STRANGE)
+
+    def stop(self, draft: Draft, other: Certificate) -> None:
+        number = self._place(draft)
+        if number is not None:
+            draft.touch(number)["stops"] = bool(self.rng.integers(4))
+
+    def one_side(self, draft: Draft, other: Certificate) -> None:
+        """Fewer rows, one side each: what a split asks for."""
+        number = self._place(draft)
+        step = draft.steps[number] if number is not None else {}
+        lower = draft.arrays.get(str(step.get("lower")))
+        if number is None or lower is None or not lower.ndim or not len(lower):
+            return
+        step = draft.touch(number)
+        row = int(self.rng.integers(len(lower)))
+        for key in ("lower", "upper", "entries", "rows"):
+            held = draft.arrays.get(str(step.get(key)), np.zeros(()))
+            if held.ndim and len(held) == len(lower):
+                step[key] = draft.keep(held[row : row + 1])
+        if "upper" in step:
+            step["upper"] = draft.keep(np.array([np.inf]))
+
+    def rewrite_rules(self, draft: Draft, other: Certificate) -> None:
+        number = self._place(draft)
+        if number is None:
+            return
+        step = draft.touch(number)
+        made = self._rules(draft, number)
+        if self.rng.random() < 0.5:
+            step["rules"] = made
+        else:
+            step["rules"] = {**step.get("rules", {}), **dict([self._pick(list(made.items()))] if made else [])}
+
+    def move_rule(self, draft: Draft, other: Certificate) -> None:
+        number = self._place(draft)
+        rules = draft.touch(number).get("rules") if number is not None else None
+        if rules:
+            rules[self._pick(self.tensors)] = rules.pop(self._pick(list(rules)))
+
+    def move_steps(self, draft: Draft, other: Certificate) -> None:
+        n = len(draft.steps)
+        if not n:
+            return
+        at, to = int(self.rng.integers(n)), int(self.rng.integers(n))
+        kind = self._pick(["drop", "swap", "copy", "overwrite"])
+        if kind == "drop":
+            draft.drop(at, fix=self.rng.random() < 0.8)
+        elif kind == "swap":
+            draft.touch(min(at, to))
+            draft.steps[at], draft.steps[to] = draft.steps[to], draft.steps[at]
+        elif kind == "copy":
+            draft.insert(to, draft.steps[at], fix=self.rng.random() < 0.8)
+        else:
+            draft.touch(to)
+            draft.steps[to] = draft.steps[at]
+
+    def borrow(self, draft: Draft, other: Certificate) -> None:
+        """A step of another proof."""
+        if other.header["steps"]:
+            step = self._pick(other.header["steps"])
+            draft.insert(len(draft.steps), draft.adopt(step, other), fix=False)
+
+    def make_up(self, draft: Draft, other: Certificate) -> None:
+        """A few random steps, with what they need before them."""
+        for _ in range(int(self.rng.integers(1, 4))):
+            draft.insert(len(draft.steps), self._random_step(draft), fix=False)
+
+    def change_property(self, draft: Draft, other: Certificate) -> None:
+        K = self.networks.logits[0].size
+        label, scale = int(self.rng.integers(-1, K + 1)), 10.0 ** self.rng.uniform(-6, 1)
+        made: list[Any] = [
+            {"kind": "class", "label": label, "rivals": self.rng.integers(0, K, int(self.rng.integers(1, 3))).tolist()},
+            {"kind": "class", "label": label, "rivals": [k for k in range(K) if k != label]},
+            {"kind": "score", "score": self._pick(list(SCORES)), "label": label, "bound": scale},
+            {"kind": "score", "score": self._pick(list(SCORES)), "label": label, "bound": 1 - scale},
+        ]
+        found = dict(self._pick([*made, draft.header["property"], other.header["property"]]))
+        if self.rng.random() < 0.3:
+            found[self._pick(list(found))] = self._pick(STRANGE)
+        draft.header["property"] = found
+
+    def change_region(self, draft: Draft, other: Certificate) -> None:
+        region, x = dict(draft.header["region"]), self.instance.x
+        key = self._pick(["eps", "norm", "clip", "input", "strange"])
+        if key == "eps":
+            region["eps"] = self._pick([0.0, region["eps"] * 2, region["eps"] / 2, 1e-30, 1.0, 1e30])
+        elif key == "norm":
+            region["norm"] = self._pick(["inf", "1", "2"])
+        elif key == "clip":
+            region["clip"] = self._pick([None, [x.min(), x.max()], [float(x.min()), 10.0], [-1e308, float(x.max())]])
+        elif key == "strange":
+            region[self._pick(list(region))] = self._pick(STRANGE)
+        else:
+            changed = np.array(draft.arrays[draft.header["input"]["array"]])
+            changed[int(self.rng.integers(changed.size))] += self._pick([0.125, -0.125, 1e-9, 1e9])
+            name = draft.keep(changed)
+            draft.header["input"] = draft.header["input"] | {"array": name, "sha256": sha256(changed.tobytes())}
+        draft.header["region"], draft.first = region, None
+
+    def change_head(self, draft: Draft, other: Certificate) -> None:
+        key = self._pick(["models", "input", "region", "property", "steps"])
+        part = draft.header[key]
+        if isinstance(part, dict) and self.rng.random() < 0.8:
+            draft.header[key] = part | {self._pick(list(part)): self._pick(STRANGE)}
+        elif key != "steps":
+            draft.header[key] = self._pick(STRANGE)
+        else:
+            draft.steps[:] = self._pick([[], draft.steps[::-1], [None], [{}]])
+        draft.first = None
+
+    # The grammar
+
+    def _random_step(self, draft: Draft) -> Step:
+        number = len(draft.steps)
+        kinds = ["entries", "differences", "functions", "score"] + 2 * ["planes", "form", "logits"] * bool(
+            self.softmaxes
+        )
+        claim = self._pick(kinds)
+        if claim in ("planes", "form", "logits"):
+            node = self._pick(self.softmaxes)
+            step: Step = {"claim": claim, "tensor": self.networks.names[node]}
+            if claim == "planes":
+                step["below"], step["above"] = (draft.keep(a) for a in self._planes(node))
+            elif claim == "form":
+                step["planes"] = self._step_of(draft, number, "planes", node)
+            return step
+        S = int(self.rng.choice([1, 1, 2, 3]))
+        name = self._pick(self.tensors)
+        n = self.networks.tensors[name].size
+        step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
+        sided = S > 1 or self.rng.random() < 0.4
+        step["upper"] = draft.keep(np.full(S, 1.0 if sided else np.inf))
+        if claim == "entries":
+            step["entries"] = draft.keep(self.rng.integers(0, n, S))
+        elif claim == "differences":
+            step["entries"] = draft.keep(self.rng.integers(0, n, (S, 2)))
+        else:
+            n = self.networks.probabilities[0].size if claim == "score" else n
+            rows = self._pick([self.rng.standard_normal((S, n)), self.rng.integers(-1, 2, (S, n)).astype(np.float64)])
+            step["rows"] = draft.keep(np.eye(n)[self.rng.integers(0, n, S)] if self.rng.random() < 0.3 else rows)
+        if claim == "score":
+            del step["tensor"], step["upper"]
+        return step | {"stops": bool(self.rng.random() < 0.4), "rules": self._rules(draft, number)}
+
+    def _rules(self, draft: Draft, number: int) -> dict[str, Any]:
+        """A rule for every node that asks for one."""
+        found: dict[str, Any] = {}
+        split = self.rng.random() < 0.4
+        for index in self.curved:
+            rule = self._rule(draft, number, index, split)
+            found[self.networks.names[index]] = {
+                key: draft.keep(value) if isinstance(value, np.ndarray) else value for key, value in rule.items()
+            }
+        if split:
+            found[self.networks.names[0]] = {
+                "multipliers": draft.keep(np.full(1, 10.0 ** self.rng.uniform(-2, 2))),
+                "point": draft.keep(self._pick([np.zeros(1), self.rng.uniform(-1, 1, 1)])),
+            }
+        return found
+
+    def _rule(self, draft: Draft, number: int, index: int, split: bool) -> Step:
+        node = self.networks.nodes[index]
+        if isinstance(node, Kink):
+            return {"slope": self._shares(node.size)}
+        if isinstance(node, Softmax):
+            R, K = node.rows.shape
+            rule: Step = {"planes": self._step_of(draft, number, "planes", index)}
+            rule["multiplier"] = self._pick([np.zeros((1, R)), self.rng.standard_normal((1, R))])
+            step = draft.steps[rule["planes"]] if 0 <= rule["planes"] < number else {}
+            for side in ("below", "above"):
+                held = draft.arrays.get(str(step.get(side)), np.zeros(1))
+                P = len(held) if held.ndim else 1
+                rule[side] = self._shares(P, R, K) / max(P, 1)
+            return rule
+        assert isinstance(node, Product)
+        if split:
+            side = int(self.rng.integers(2))
+            rule = {"split": side}
+            return rule | self._reference(node, side)
+        if self.rng.random() < 0.5:
+            return {"below": self._shares(node.size), "above": self._shares(node.size)}
+        keep = int(self.rng.integers(2))
+        kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
+        steps = [self._step_of(draft, number, "functions", other.node)]
+        held = draft.arrays.get(str(draft.steps[steps[0]].get("rows")), np.zeros(1)) if steps[0] < number else None
+        most = max(len(held), 1) if held is not None and held.ndim else 1
+        rule = {"keep": keep, "functions": steps, "weight": self._shares(1, kept.size)}
+        rule["rows"] = self.rng.integers(0, most, (1, kept.size))
+        return rule | self._reference(node, keep)
+
+    def _reference(self, node: Product, side: int) -> Step:
+        view = (node.x, node.y)[side]
+        source = self.networks.nodes[view.node]
+        if not isinstance(source, Softmax) or self.rng.random() < 0.4:
+            return {}
+        names = np.full(view.size, -1)
+        for row in source.outputs.at:
+            members = np.flatnonzero(np.isin(view.index.at.ravel(), row))
+            if len(members):
+                names[members] = self.rng.choice(members)
+        return {"reference": names}
+
+    def _planes(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        node = self.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        R, K = node.rows.shape
+        P, Q = (int(n) for n in self.rng.choice([0, 1, 1, 1, 2], 2))
+        below = np.empty((P, R, K, 4))
+        below[..., 0] = self.rng.integers(-1, K, (P, R, K))
+        below[..., 1] = np.where(below[..., 0] < 0, 0.0, self._shares(P, R, K))
+        below[..., 2] = self.rng.uniform(0, 0.25, (P, R, K))
+        below[..., 3] = 10 ** self.rng.uniform(-2, 1, (P, R, K))
+        above = self.rng.uniform(0, 0.25, (Q, R, K, K)) * self.rng.choice([0.0, 0.3, 1.0], (Q, R, K, 1))
+        return below, above
+
+    def _step_of(self, draft: Draft, number: int, claim: str, node: int) -> int:
+        """An earlier step of a kind about a node; any number where there is none, and now and then anyway."""
+        known = [
+            i
+            for i, step in enumerate(draft.steps[:number])
+            if isinstance(step, dict)
+            and step.get("claim") == claim
+            and isinstance(step.get("tensor"), str)
+            and step["tensor"] in self.networks.tensors
+            and self.networks.tensors[step["tensor"]].node == node
+        ]
+        if known and self.rng.random() < 0.95:
+            return int(self._pick(known[-3:]))
+        return int(self.rng.integers(0, number + 2))
+
+    # Small things
+
+    def _shares(self, *shape: int) -> np.ndarray:
+        kind = int(self.rng.integers(4))
+        if kind == 0:
+            return self.rng.integers(0, 2, shape).astype(np.float64)
+        return np.full(shape, self.rng.random()) if kind == 1 else self.rng.uniform(0, 1, shape)
+
+    def _whole(self, most: int) -> Any:
+        return self._pick([0, 1, int(self.rng.integers(0, max(most, 1))), -1, most, 0.9, True, 10**20])
+
+    def _pick(self, items: Any) -> Any:
+        return items[int(self.rng.integers(len(items)))]
+
+    def _place(self, draft: Draft) -> int | None:
+        """Mostly one of the last steps."""
+        n = len(draft.steps)
+        if not n:
+            return None
+        place = n - 1 - int(self.rng.geometric(0.4)) if self.rng.random() < 0.5 else int(self.rng.integers(n))
+        return max(place, 0)
+
+    def _changed(self, array: np.ndarray) -> np.ndarray:
+        """An array with a few numbers, its order or its shape changed."""
+        found = np.array(array)
+        kind = self.rng.random()
+        if not found.size or kind < 0.06:
+            return self._pick([found[:-1] if found.ndim else found, found[None], found.ravel(), found.reshape(-1, 1)])
+        if kind < 0.09:
+            return found.astype(np.float64 if found.dtype.kind == "i" else np.int64, casting="unsafe") if np.isfinite(
+                found
+            ).all() and np.abs(found).max() < 1e9 else found  # fmt: skip
+        if kind < 0.12:
+            return np.concatenate((found, found)) if found.ndim else found
+        flat = found.reshape(-1)
+        if kind < 0.25:
+            return np.asarray(self.rng.permutation(flat).reshape(found.shape))
+        for place in self.rng.integers(0, flat.size, int(self.rng.choice([1, 1, 2, flat.size]))).tolist():
+            if found.dtype.kind == "i":
+                high = int(max(flat.max(), 1)) + 2
+                flat[place] = self._pick([int(self.rng.integers(-1, high)), flat[0], flat[-1], 1 << 62, -(1 << 62)])
+            else:
+                v = float(flat[place])
+                near = [v + 1e-6, v - 1e-6, v * 2, v / 2, -v, v + self.rng.standard_normal(), self.rng.random()]
+                flat[place] = self._pick([*near, *near, self._pick(NUMBERS)])
+        return found
+
+
+class Draft:
+    """A certificate in the making; what it shares with its seed is never written to."""
+
+    def __init__(self, seed: Certificate) -> None:
+        self.header, self.arrays = dict(seed.header), dict(seed.arrays)
+        self.steps: list[Any] = list(seed.header["steps"])
+        self.first: int | None = len(self.steps)
+
+    def touch(self, number: int) -> Step:
+        """A step that may be changed."""
+        self._from(number)
+        step = self.steps[number]
+        if not isinstance(step, dict):
+            return {}
+        rules = step.get("rules")
+        copied = {n: dict(r) if isinstance(r, dict) else r for n, r in rules.items()} if isinstance(rules, dict) else rules
+        self.steps[number] = dict(step) | ({"rules": copied} if "rules" in step else {})
+        found: Step = self.steps[number]
+        return found
+
+    def holders(self, number: int) -> list[Step]:
+        """The step itself and its rules, ready to be changed."""
+        step = self.touch(number)
+        rules = step.get("rules")
+        return [step, *(r for r in rules.values() if isinstance(r, dict))] if isinstance(rules, dict) else [step]
+
+    def arrays_of(self, number: int | None) -> list[tuple[Step, str]]:
+        if number is None:
+            return []
+        return [
+            (holder, key)
+            for holder in self.holders(number)
+            for key, value in holder.items()
+            if isinstance(value, str) and value in self.arrays
+        ]
+
+    def keep(self, array: np.ndarray) -> str:
+        name = f"b{len(self.arrays)}"
+        while name in self.arrays:
+            name += "'"
+        self.arrays[name] = array
+        return name
+
+    def adopt(self, step: Any, other: Certificate) -> Any:
+        """A step of another certificate with its arrays under new names."""
+        names: dict[str, str] = {}
+
+        def renamed(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: renamed(v) for key, v in value.items()}
+            if isinstance(value, str) and value in other.arrays:
+                if value not in names:
+                    names[value] = self.keep(other.arrays[value])
+                return names[value]
+            return value
+
+        return renamed(step)
+
+    def insert(self, at: int, step: Any, fix: bool) -> None:
+        self._from(at)
+        self.steps.insert(at, step)
+        if fix:
+            self._renumber(lambda n: n + 1 if n >= at else n, at)
+
+    def drop(self, at: int, fix: bool = True) -> None:
+        self._from(at)
+        del self.steps[at]
+        if fix:
+            self._renumber(lambda n: n - 1 if n > at else n, at)
+
+    def _renumber(self, new: Callable[[int], int], start: int) -> None:
+        for number in range(start, len(self.steps)):
+            for holder in self.holders(number):
+                if type(holder.get("planes")) is int:
+                    holder["planes"] = new(holder["planes"])
+                if isinstance(holder.get("functions"), list):
+                    holder["functions"] = [new(n) if type(n) is int else n for n in holder["functions"]]
+
+    def _from(self, number: int) -> None:
+        if self.first is not None:
+            self.first = min(self.first, number)
+
+    def shorten(self, rng: np.random.Generator, most: int = 3) -> None:
+        """Leave out steps behind the first change, so that a forgery costs little to check."""
+        first = 0 if self.first is None else self.first
+        while len(self.steps) > first + most:
+            self.drop(int(rng.integers(first + 1, len(self.steps))))
+
+    def done(self) -> Forgery:
+        self.header["steps"] = self.steps
+        return Forgery(Certificate(self.header, self.arrays), self.first)
+
+
+_CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
+    (Writer.change_number, 0.26),
+    (Writer.change_field, 0.12),
+    (Writer.stop, 0.08),
+    (Writer.one_side, 0.08),
+    (Writer.rewrite_rules, 0.12),
+    (Writer.move_rule, 0.02),
+    (Writer.move_steps, 0.08),
+    (Writer.borrow, 0.08),
+    (Writer.make_up, 0.2),
+    (Writer.change_property, 0.06),
+    (Writer.change_region, 0.03),
+    (Writer.change_head, 0.01),
+]

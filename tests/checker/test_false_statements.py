@@ -1,0 +1,98 @@
+"""Statements that were accepted once and are false: refused, or right, from now on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from flint import arb, ctx
+
+from softhull.certificates.write import NoProof
+from softhull.checker.balls import PRECISION, exact, zeros
+from softhull.checker.check import region_of
+from softhull.checker.forms import unit_rows
+from softhull.checker.network import Networks
+from softhull.checker.positions import Entries, Places
+from softhull.checker.replay import Knowledge, Rule
+from softhull.errors import ModelError
+
+from . import false_statements
+from .false_statements import FORGERIES
+
+REFUSALS = {
+    "stop_behind_a_split": "0.5 claimed",
+    "one_logit_ahead_of_itself": "not proved that class 0 stays ahead of class 1",
+    "two_operator_sets": "operator sets twice",
+    "old_broadcast": r"\(Add\): not covered in operator set 6",
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused(name: str, tmp_path: Path) -> None:
+    forged = FORGERIES[name](tmp_path)
+    if name in ("two_operator_sets", "old_broadcast"):
+        with pytest.raises(ModelError, match=REFUSALS[name]):
+            forged.check()
+    else:
+        found = forged.check()
+        assert not found.accepted
+        assert REFUSALS[name] in found.reason
+
+
+def test_the_writer_finds_no_proof_of_what_is_false(tmp_path: Path) -> None:
+    with pytest.raises(NoProof):
+        false_statements.repeated_logits_before_a_product(tmp_path)
+
+
+def test_they_are_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the witness of each the runtime does not see the label ahead."""
+    monkeypatch.setattr(false_statements, "class_certificate", lambda *_: false_statements.Certificate({}, {}))
+    for name, forge in FORGERIES.items():
+        if name == "old_broadcast":  # too old for the runtime: s10 = 0 and s01 = 1 by the standard of its time
+            continue
+        forged = forge(tmp_path)
+        session = onnxruntime.InferenceSession(str(forged.model), providers=["CPUExecutionProvider"])
+        declared = session.get_inputs()[0]
+        (y,) = session.run(None, {declared.name: forged.witness.reshape(declared.shape)})
+        assert not (np.delete(y.ravel(), forged.label) < y.ravel()[forged.label]).all(), name
+
+
+def test_walks_with_quadratics_have_no_value_before_the_input(tmp_path: Path) -> None:
+    """With stops, what is found before the split still counts, and the bound after it is the true one."""
+    forged = false_statements.stop_behind_a_split(tmp_path)
+    networks = Networks([forged.model])
+    with ctx.workprec(PRECISION):
+        known = Knowledge(networks, region_of(np.zeros(2), 1.0, "inf", None))
+        y = networks.logits[0]
+        rules: dict[int, Rule] = {
+            networks.tensors["0:m"].node: {"split": 0},
+            0: {"multipliers": np.full(2, 0.5), "point": np.zeros(2)},
+        }
+        start = [(y, unit_rows(Places([(0, 1)], 2)))]
+        for stops in (False, True):
+            (found,) = known.lower_bounds(start, lambda index, _: rules.get(index), stops)
+            assert -0.5001 < float(found) <= -0.5
+
+
+def test_repeated_positions_add_up() -> None:
+    rows = exact(np.array([[1.0, 2.0, 4.0]]))
+    assert Entries([1, 1, 0], 3).spread(rows).tolist() == [[arb(4), arb(3), arb(0)]]
+    assert Entries([2, 1, 0], 3).spread(rows).tolist() == [[arb(4), arb(2), arb(1)]]
+    units = unit_rows(Places([(0, 0), (0, 1)], 2))
+    assert units.tolist() == [[0, 0], [1, -1]]
+
+
+def test_positions_are_no_indices() -> None:
+    """Neither kind indexes an array, and each asks for an array over what it counts."""
+    numbers = np.arange(4.0)
+    with pytest.raises(IndexError):
+        numbers[Entries([0], 4)]  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="not one for each of 3"):
+        Places([0, 2], 3).of(numbers)
+    with pytest.raises(TypeError, match="rows of shape"):
+        Entries([0, 0], 3).add(zeros(1, 3), zeros(1, 3))
+    for wrong in ([-1], [3], [0.5]):
+        with pytest.raises(IndexError):
+            Entries(wrong, 3)
