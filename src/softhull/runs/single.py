@@ -13,17 +13,19 @@ import numpy as np
 
 from ..deadlines import OUT_OF_TIME, deadline_after
 from .campaign import Work
-from .engine import Limits, conduct
+from .engine import Executor, Limits, conduct
+from .executors import Choice
 from .local import Lost
 from .progress import find_reporter
 from .questions import find_question
 from .store import Store
 from .tasks import Answer, Model, Task
-from .worker import Batch, Outcome, answer_batch
+from .worker import Batch, ModelFile, Outcome, answer_batch
 
 if TYPE_CHECKING:
     from ..formats.datasets import Dataset
     from ..formats.network import Network
+    from ..verify.dataset import DatasetReport
     from ..verify.result import Result
     from ..verify.uncertainty import UncertaintyResult
 
@@ -94,15 +96,19 @@ class Found:
     seconds: float
 
 
-def answer_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> Found:
-    """What the store knows in the end; an interrupt leaves what was done in it."""
+def answer_through_store(
+    path: str, asked: Asked, timeout: float | None, device: str, choice: Choice | None = None
+) -> Found:
+    """What the store knows in the end; an interrupt leaves what was done in it. ``choice``: who works, if not we."""
     began = time.monotonic()
     deadline_after(timeout)
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
     limits = Limits(budget=timeout, device=device)
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
-        conduct([work], store, InProcess(networks), find_reporter(not sys.stderr.isatty(), None), limits)
+        files = {sha256: ModelFile(network.path, network.model) for sha256, network in networks.items()}
+        team: Executor = InProcess(networks) if choice is None else choice.start(files, None)
+        conduct([work], store, team, find_reporter(not sys.stderr.isatty(), None), limits)
         labels = asked.dataset.y[asked.indices]
         keys = work.task.keys(asked.dataset.take(asked.indices), labels)
         known = store.answers(keys)
@@ -136,3 +142,17 @@ def uncertainty_through_store(path: str, asked: Asked, timeout: float | None, de
         records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message))
     score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
     return UncertaintyResult(score, tuple(records), (), found.cpu_seconds, found.seconds, rounding)
+
+
+def dataset_through_store(
+    path: str, asked: Asked, timeout: float | None, device: str, choice: Choice | None = None
+) -> DatasetReport:
+    """The result of ``certify_dataset``; InvalidInput when the time did not suffice for all samples."""
+    from ..verify.dataset import report_of_rows
+
+    found = answer_through_store(path, asked, timeout, device, choice)
+    rows = [answer.worst_input for _, _, answer in found.answers]
+    labels = np.array([label for _, label, _ in found.answers])
+    notes = {place: a.message for place, (_, _, a) in enumerate(found.answers) if a.message}
+    cost, rounding = (found.cpu_seconds, found.seconds), asked.keywords["rounding"]
+    return report_of_rows(asked.perturbation.eps, labels, rows, asked.keywords["bins"], notes, *cost, rounding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from ..attack.score import ScoreAttack
 from ..attack.visits import OBJECTIVES, Visits, attack_samples
+from ..deadlines import deadline_after
 from ..devices import device_of
 from ..errors import InvalidInput
 from ..propagate.perturbation import Perturbation
@@ -223,10 +224,8 @@ def certify_dataset(
     number of bins of equal width or their edges. ``method``, ``bound``, ``timeout``, ``rounding`` and ``device`` as
     for ``verify_uncertainty``. ``attack`` is run once for every objective that makes some metric worse.
     """
-    if timeout is not None and not timeout >= 0:
-        raise InvalidInput(f"timeout must be a number of seconds of at least 0, got {timeout}")
+    deadline = deadline_after(timeout)
     began, cpu = time.monotonic(), time.process_time()
-    deadline = None if timeout is None else began + timeout
     edges, finder = bin_edges(bins), RangeFinder(networks, method, bound, rounding, device_of(x, device))
     x, y = finder.inputs(x, y)
     attack = attack or ScoreAttack(restarts=2, seed=seed)
@@ -255,15 +254,49 @@ def pack_samples(report: DatasetReport) -> np.ndarray:
 
 def unpack_samples(rows: np.ndarray, classes: int, bins: int) -> tuple[Ranges, Visits]:
     """Ranges and visits from packed rows; InvalidInput when the rows are none of such networks and bins."""
-    ranges = dict.fromkeys(ARRAYS, (classes,)) | {"brier": ()}
-    visits = {"points": (1 + len(OBJECTIVES), classes), "nll": (), "brier": (), "lost": (), "sure": (2,)}
-    shapes: list[tuple[int, ...]] = [*ranges.values(), *visits.values(), (bins, 2, 2)]
+    if rows.ndim != 2 or rows.shape[1] != _row_length(classes, bins) or np.isnan(rows).any():
+        raise InvalidInput(f"{classes} classes and {bins} bins make rows of {_row_length(classes, bins)} numbers")
+    shapes = _shapes(classes, bins)
     ends = np.cumsum([math.prod(shape) for shape in shapes])
-    if rows.ndim != 2 or rows.shape[1] != ends[-1] or np.isnan(rows).any():
-        raise InvalidInput(f"ranges of {classes} classes and {bins} bins are rows of {ends[-1]} numbers")
     parts = [part.reshape(-1, *shape) for part, shape in zip(np.split(rows, ends[:-1], axis=1), shapes)]
     known: dict[str, Any] = dict(zip(ARRAYS, parts))
     return Ranges(**known), Visits(*parts[len(ARRAYS) :])
+
+
+def report_of_rows(
+    eps: float,
+    labels: np.ndarray,
+    rows: Sequence[np.ndarray | None],
+    bins: int | Sequence[float],
+    notes: dict[int, str],
+    cpu_seconds: float = 0.0,
+    seconds: float = 0.0,
+    rounding: str = "outward",
+) -> DatasetReport:
+    """The report on samples that were packed one by one; InvalidInput where one has no row."""
+    edges, known = bin_edges(bins), [row.ravel() for row in rows if row is not None]
+    if len(known) < len(rows) or not known or len({len(row) for row in known}) > 1:
+        why = next(iter(notes.values()), "the time limit passed")
+        raise InvalidInput(f"{len(rows) - len(known)} of {len(rows)} samples have no answer ({why}); run it again")
+    bin_count = len(edges) - 1
+    ranges, visits = unpack_samples(np.stack(known), _classes(len(known[0]), bin_count), bin_count)
+    return DatasetReport(eps, labels, replace(ranges, notes=notes), visits, edges, cpu_seconds, seconds, rounding)
+
+
+def _shapes(classes: int, bins: int) -> list[tuple[int, ...]]:
+    """The shapes of what is packed for one sample, in order."""
+    ranges: dict[str, tuple[int, ...]] = dict.fromkeys(ARRAYS, (classes,))
+    return [*(ranges | {"brier": ()}).values(), (1 + len(OBJECTIVES), classes), (), (), (), (2,), (bins, 2, 2)]
+
+
+def _row_length(classes: int, bins: int) -> int:
+    return sum(math.prod(shape) for shape in _shapes(classes, bins))
+
+
+def _classes(length: int, bins: int) -> int:
+    """How many classes make rows of this length."""
+    each = _row_length(1, bins) - _row_length(0, bins)
+    return (length - _row_length(0, bins)) // each
 
 
 def mean_above(values: np.ndarray) -> float:

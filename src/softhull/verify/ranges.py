@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,24 @@ from torch import Tensor
 
 from ..bounds.rounding import check_rounding
 from ..bounds.softmax import softmax_bounds
+from ..errors import InvalidInput, MissingExtra, SofthullError
 from ..graph.operator import Interval
 from ..graph.rounding import share
+from ..propagate.methods import Auto
 from ..propagate.perturbation import Perturbation, Region
 from ..propagate.structure import pieces, positions
+from ..solve.dual import Dual
 from ..solve.solution import Solution, simplex_bound
 from .question import Highest, Relaxed, ScoreQuestion
+from .replay import contradictions
 from .scores import Brier
-from .uncertainty import BATCH, Networks, check_inputs, find_method, find_solver
+from .stages import ByPrograms, ByWalks
+from .uncertainty import BATCH, Networks, as_list, check_inputs, find_method, find_solver
 
 # A range that constant bounds leave no wider than this is not worth a program of its own.
 NARROW = 1e-2
+# Of the gradient method: there is a program for each end of a range, and twice as many steps narrow it by a percent.
+STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,11 @@ class Ranges:
 
     def __len__(self) -> int:
         return len(self.least)
+
+    def take(self, i: int) -> Ranges:
+        """One of the samples."""
+        arrays: dict[str, Any] = {name: getattr(self, name)[i : i + 1] for name in ARRAYS}
+        return Ranges(**arrays, notes={0: self.notes[i]} if i in self.notes else {})
 
     @property
     def on_top(self) -> np.ndarray:
@@ -195,7 +207,10 @@ class RangeFinder:
     def __init__(self, networks: Networks, method: str | Any, bound: str, rounding: str, device: torch.device) -> None:
         check_rounding(rounding)
         self.networks, self.device, self.outward = networks, device, rounding == "outward"
-        self.solver = find_solver(networks, find_method(method), bound, False, rounding).to(device)
+        chosen = find_method(method)
+        self.solver = find_solver(networks, chosen, bound, False, rounding).to(device)
+        if isinstance(chosen, Auto) and isinstance(self.solver, ByPrograms):
+            self.solver = replace(self.solver, method=Dual(steps=STEPS))
 
     def inputs(self, x: Any, y: Any = None) -> tuple[Tensor, Tensor]:
         """Inputs ``[n, *shape]`` and labels ``[n]`` (default: 0), checked."""
@@ -208,25 +223,51 @@ class RangeFinder:
         return self.solver.probabilities(x)
 
     def find(
-        self, x: Any, perturbation: Perturbation | None = None, y: Any = None, deadline: float | None = None
+        self, x: Any, perturbation: Perturbation | None = None, y: Any = None, deadline: float = math.inf
     ) -> Ranges:
-        """Ranges within the perturbation of every input; without one, up to the rounding of the input itself."""
+        """Ranges within the perturbation of every input; without one, up to the rounding of the input itself.
+
+        Nothing is claimed of an input on which the work failed, or on which a model file and its graph disagree.
+        """
         x, y = self.inputs(x, y)
         region, narrow = (perturbation or Perturbation(0.0)).around(x), NARROW if perturbation else 1.0
-        parts = (torch.arange(len(x), device=x.device)).split(BATCH)
-        return join_ranges(
-            [find_ranges(self.solver, x[i], y[i], region.take(i), self.outward, narrow, deadline) for i in parts]
-        )
+        parts = positions(x).split(BATCH)
+        return join_ranges([self._batch(x[i], y[i], region.take(i), narrow, deadline) for i in parts])
+
+    def _batch(self, x: Tensor, y: Tensor, region: Region, narrow: float, deadline: float) -> Ranges:
+        try:
+            found = find_ranges(self.solver, x, y, region, self.outward, narrow, deadline)
+        except (InvalidInput, MissingExtra):
+            raise
+        except (SofthullError, RuntimeError, MemoryError, ValueError) as problem:
+            if len(x) == 1:
+                line = " ".join(str(problem).split()) or type(problem).__name__
+                return nothing_known(self.solver.classes, line)
+            halves = positions(x).split((len(x) + 1) // 2)  # one instance must not take the others with it
+            return join_ranges([self._batch(x[i], y[i], region.take(i), narrow, deadline) for i in halves])
+        wrong = contradictions(as_list(self.networks), region, x, x)
+        if not wrong:
+            return found
+        single = [
+            found.take(i) if i not in wrong else nothing_known(self.solver.classes, wrong[i]) for i in range(len(x))
+        ]
+        return join_ranges(single)
+
+
+def nothing_known(classes: int, why: str) -> Ranges:
+    """The ranges of one sample of which nothing is known."""
+    least, most = np.zeros((1, classes)), np.ones((1, classes))
+    return Ranges(least, most, least, most, np.full(1, 2.0), least, most, {0: why})
 
 
 def find_ranges(
-    solver: Any,
+    solver: ByPrograms | ByWalks,
     x: Tensor,
     y: Tensor,
     region: Region,
     outward: bool,
     narrow: float = NARROW,
-    deadline: float | None = None,
+    deadline: float = math.inf,
 ) -> Ranges:
     """Certified ranges over the regions of one batch, by whatever ``solver`` (convex programs or walks) can do."""
     at = solver.probabilities(x)

@@ -156,7 +156,7 @@ def verify_uncertainty(
     x, y = check_inputs(x, y, solver.classes, networks)
     solver, x, y = solver.to(place), x.to(place), y.to(place)
     attack = attack or ScoreAttack(seed=seed)
-    asked = _Asked(_listed(networks), solver, score, attack, rounding == "outward", deadline, seed)
+    asked = _Asked(as_list(networks), solver, score, attack, rounding == "outward", deadline, seed)
     records: dict[int, ScoreRecord] = {}
     certificates = []
     waiting = list(torch.arange(len(x)).split(BATCH))
@@ -226,7 +226,8 @@ class _Asked:
         return math.inf if self.score.worst_when == "high" else -math.inf
 
 
-def _listed(networks: Networks) -> list[Network | Graph]:
+def as_list(networks: Networks) -> list[Network | Graph]:
+    """The networks of an ensemble, or the only one there is."""
     return [networks] if isinstance(networks, Network | Graph) else list(networks)
 
 
@@ -254,7 +255,7 @@ def find_method(method: str | Any) -> Any:
 
 def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
     """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
-    listed = _listed(networks)
+    listed = as_list(networks)
     if not listed:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
