@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..runs.rows import Row
 from ..runs.store import VERDICTS, Store
+from .datasets import dataset_content
 from .labels import method_labels, network_names
 from .pictures import no_pictures, pictures
 
@@ -49,6 +50,7 @@ def report_content(store: Store, data: Sequence[Path] = (), images: bool = True)
             "cpu": [_short(row.cpu_seconds) or 0 for row in rows],
             "message": [said[row.message] for row in rows],
         },
+        "datasets": dataset_content(store, asked, rows),
         "pictures": {"sets": shown.sets, "worst": shown.worst, "note": shown.note},
         "runs": [_run(run) for run in store.runs()],
     }
@@ -70,8 +72,10 @@ def _task(task: dict[str, Any], label: str, network: str, picture_set: int | Non
         "hash",
     )
     plain: dict[str, Any] = {name: _plain(task[name]) for name in kept}
-    # A margin is bad when it is low, every other score when it is high.
-    worst_when = "low" if task["score"] == "margin" else "high"
+    if task["question"] == "dataset":  # what its rows show, sample by sample
+        plain["score"] = "probability of the label"
+    # A margin and a probability of the label are bad when they are low, every other score when it is high.
+    worst_when = "low" if task["score"] == "margin" or task["question"] == "dataset" else "high"
     return plain | {
         "clip": _plain(clip),
         "label": label,

@@ -41,9 +41,9 @@ def reliability_figure(radius: Mapping[str, Any]) -> Any:
             width, middle = each["to"] - each["from"], (each["from"] + each["to"]) / 2
             if low is not None:
                 label = "certified" if place == len(bins) - 1 else None
-                top.bar(middle, high - low, width, low, color="#0072b2", alpha=0.22, label=label)
+                top.bar(middle, high - low, width, low, color="#0072b238", edgecolor="#0072b2", label=label)
             least, most = each["certified"]["count"]
-            below.bar(middle, most - least, width, least, color="#0072b2", alpha=0.22)
+            below.bar(middle, most - least, width, least, color="#0072b238", edgecolor="#0072b2")
         for name, colour, mark in (("clean", "#009e73", "o"), ("attack", "#d1242f", "s")):
             filled = [each[name] for each in bins if each[name]["count"]]
             xs, ys = [each["confidence"] for each in filled], [each["accuracy"] for each in filled]
