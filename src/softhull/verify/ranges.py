@@ -170,7 +170,7 @@ class RangeQuestion(ScoreQuestion):
         for part in pieces(positions(rows), max(len(self.label), relaxed.together)):
             solution = relaxed.solve(rows[part], instance[part])
             notes |= {int(instance[part[i]]): note for i, note in solution.notes.items()}
-            found.append(solution.bound)
+            found.append(torch.where(solution.bound.isnan(), math.inf, solution.bound))
         return torch.cat(found) if found else rows.new_zeros(0)
 
 
