@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from flint import ctx
 from onnx import helper
 
+from softhull.certificates import write
 from softhull.certificates.prover import Proof
 from softhull.certificates.second_order import SecondOrder
 from softhull.certificates.write import NoProof, class_certificate, score_certificate
@@ -27,6 +28,7 @@ from softhull.formats.onnx import load_onnx
 from softhull.propagate.perturbation import Perturbation
 
 from ..checker.evaluate import random_attention, save, values
+from ..formats.onnx_models import Builder, build
 
 DIGITS = bundled("digits.npz")
 
@@ -207,3 +209,65 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
         tmp_path / "file" / "c",
     )
     assert found.exit_code == 2
+
+
+def test_softmax_rows_of_one(tmp_path: Path) -> None:
+    """A row of one is 1 whatever its logit: planes of slope 0, and second order with them."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "tall"], ["t"]),
+        helper.make_node("Softmax", ["t"], ["p"], axis=-1),
+        helper.make_node("Mul", ["p", "t"], ["m"]),
+        helper.make_node("Reshape", ["m", "flat"], ["q"]),
+        helper.make_node("Gemm", ["q", "w"], ["y"]),
+    ]
+    constants = {"tall": np.array([2, 1]), "flat": np.array([1, 2]), "w": np.array([[1, -1], [0, 0.5]], np.float32)}
+    model = save(tmp_path / "m.onnx", nodes, constants, [1, 2])
+    write_certificate(tmp_path / "c.npz", class_certificate(model, np.array([1.0, 0.5]), 0, Perturbation(0.5)))
+    assert check_certificate(tmp_path / "c.npz", [model]).accepted
+    with pytest.raises(NoProof):  # y0 - y1 = 2 x0 - x1 / 2
+        class_certificate(model, np.array([1.0, 0.5]), 0, Perturbation(0.8))
+
+
+def _rows_of_one(b: Builder) -> str:
+    """Probabilities of rows of one entry, which are 1, times values."""
+    rng = np.random.default_rng(3)
+    p = b.op("Softmax", b.op("MatMul", "x", b.const(rng.normal(size=(4, 3)))), axis=0)
+    mixed = b.op("Mul", p, b.op("MatMul", "x", b.const(rng.normal(size=(4, 3)))))
+    return str(b.op("MatMul", mixed, b.const(rng.normal(size=(3, 3)))))
+
+
+def test_softmax_rows_of_one_entry(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(build((1, 4), _rows_of_one))
+    network = load_onnx(model)
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    y = network.replay(x).reshape(4, 3).argmax(1)
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    for command in ("verify", "uncertainty"):
+        folder = tmp_path / command
+        asked = [command, str(model), "--data", str(tmp_path / "d.npz"), "--eps", "0.001"]
+        done = CliRunner().invoke(app, [*asked, "--certificates", str(folder)])
+        assert done.exit_code == 0, done.output
+        assert "4 certificates" in done.stdout
+        for file in folder.iterdir():
+            assert check_certificate(file, [model], tmp_path / "d.npz").accepted
+
+
+def test_a_writer_that_fails_loses_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write.class_certificate
+
+    def failing(model: Any, x: Any, label: int, perturbation: Any, rivals: Any, index: int) -> Any:
+        if index == 1:
+            raise IndexError("the third wheel")
+        return made(model, x, label, perturbation, rivals, index)
+
+    monkeypatch.setattr(write, "class_certificate", failing)
+    out = tmp_path / "out.json"
+    asked = ["verify", str(bundled("digits-mlp-0.onnx")), "--data", str(DIGITS), "--eps", "0.001", "--indices", "0:3"]
+    done = CliRunner().invoke(app, [*asked, "--certificates", str(tmp_path / "c"), "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    records = json.loads(out.read_text())["instances"]
+    assert [record["verdict"] for record in records] == ["certified"] * 3
+    assert [record["certificate"] is None for record in records] == [False, True, False]
+    assert "IndexError: the third wheel" in records[1]["no_certificate"]
+    assert "no certificate for 1: the writer failed" in done.stdout

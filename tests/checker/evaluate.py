@@ -29,7 +29,7 @@ def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
         elif isinstance(node, Linear):
             found.append(node.weights @ of(node.x))
         elif isinstance(node, Kink):
-            found.append(np.where(of(node.x) > 0, of(node.x), node.slope * of(node.x)))
+            found.append(np.minimum(np.where(of(node.x) > 0, of(node.x), node.slope * of(node.x)), node.limit))
         elif isinstance(node, Product):
             total = np.zeros(node.size)
             np.add.at(total, node.out.at, node.left.of(of(node.x)) * node.right.of(of(node.y)))

@@ -8,19 +8,24 @@ import numpy as np
 import onnxruntime
 import pytest
 from flint import arb, ctx
+from onnx import helper
 
-from softhull.certificates.write import NoProof
+from softhull.certificates.write import NoProof, class_certificate
 from softhull.checker.balls import PRECISION, exact, zeros
-from softhull.checker.check import region_of
+from softhull.checker.certificate import write_certificate
+from softhull.checker.check import check_certificate, region_of
 from softhull.checker.forms import unit_rows
 from softhull.checker.network import Networks
 from softhull.checker.positions import Entries, Places
 from softhull.checker.replay import Knowledge, Rule
 from softhull.errors import ModelError
+from softhull.propagate.perturbation import Perturbation
 
 from . import false_statements
+from .evaluate import save
 from .false_statements import FORGERIES
 
+F = np.float32
 REFUSALS = {
     "stop_behind_a_split": "0.5 claimed",
     "one_logit_ahead_of_itself": "not proved that class 0 stays ahead of class 1",
@@ -96,3 +101,27 @@ def test_positions_are_no_indices() -> None:
     for wrong in ([-1], [3], [0.5]):
         with pytest.raises(IndexError):
             Entries(wrong, 3)
+
+
+@pytest.mark.parametrize(("limit", "follows"), [(10.0, True), (2.0, False), (None, True)])
+def test_a_limit_of_a_clip_counts_unless_it_is_out_of_reach(limit: float | None, follows: bool, tmp_path: Path) -> None:
+    """``y = (Clip(x0), x1)`` with x0 near 3.5 and x1 near 2.5: class 0 is ahead unless the limit cuts it to 2."""
+    rows = {"first": np.array([[1], [0]], F), "second": np.array([[0], [1]], F)}
+    ends = {"low": np.array(0, F)} | ({} if limit is None else {"high": np.array(limit, F)})
+    place = {"left": np.array([[1, 0]], F), "right": np.array([[0, 1]], F)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"]),
+        helper.make_node("Clip", ["a", *ends], ["c"]),
+        helper.make_node("MatMul", ["x", "second"], ["b"]),
+        helper.make_node("MatMul", ["c", "left"], ["l"]),
+        helper.make_node("MatMul", ["b", "right"], ["r"]),
+        helper.make_node("Add", ["l", "r"], ["y"]),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, rows | ends | place, [1, 2])
+    x = np.array([3.5, 2.5])
+    if follows:
+        write_certificate(tmp_path / "c.npz", class_certificate(model, x, 0, Perturbation(0.1)))
+        assert check_certificate(tmp_path / "c.npz", [model]).accepted
+    else:
+        with pytest.raises(NoProof, match="limit"):
+            class_certificate(model, x, 0, Perturbation(0.1))

@@ -140,6 +140,20 @@ def test_external_data_outside_the_folder_is_refused(tmp_path, location):
         load_onnx(_write(folder, _external(location)))
 
 
+@pytest.mark.parametrize("location", ["a\x00b.bin", "\x1b[2J.bin", "a\nb.bin"])
+def test_external_data_with_an_odd_name_is_refused_in_one_line(tmp_path, location):
+    with pytest.raises(ModelError, match="cannot be printed") as caught:
+        load_onnx(_write(tmp_path, _external(location)))
+    assert str(caught.value).isprintable()
+
+
+def test_external_data_through_links_in_a_circle_is_refused(tmp_path):
+    (tmp_path / "a.bin").symlink_to(tmp_path / "b.bin")
+    (tmp_path / "b.bin").symlink_to(tmp_path / "a.bin")
+    with pytest.raises(ModelError, match=r"cannot be read|no such file"):
+        load_onnx(_write(tmp_path, _external("a.bin")))
+
+
 def test_external_data_through_a_symbolic_link_is_refused(tmp_path):
     (tmp_path / "secret.bin").write_bytes(bytes(32))
     folder = tmp_path / "model"

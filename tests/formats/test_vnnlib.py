@@ -179,3 +179,113 @@ def test_packed_files_are_unpacked(tmp_path):
     (tmp_path / "p.vnnlib.gz").write_bytes(gzip.compress(text.encode())[:-9])
     with pytest.raises(SpecificationError, match="damaged gzip"):
         load_vnnlib(tmp_path / "p.vnnlib.gz")
+
+
+def alone(conditions: str, version: int) -> Specification:
+    """Two inputs and two outputs with these conditions, in the words of version 1."""
+    if version == 1:
+        declared = "".join(f"(declare-const {kind}_{i} Real)" for kind in "XY" for i in range(2))
+        return parse_vnnlib(declared + conditions)
+    declared = (
+        "(vnnlib-version <2.0>)\n(declare-network N (declare-input X float64 [2]) (declare-output Y float64 [2]))"
+    )
+    conditions = conditions.replace("(= ", "(== ")
+    for kind in "XY":
+        for i in range(2):
+            conditions = conditions.replace(f"{kind}_{i}", f"{kind}[{i}]")
+    return parse_vnnlib(declared + conditions)
+
+
+BOUNDED = "(assert (>= X_1 0.0)) (assert (<= X_1 1.0))"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("conditions", "inside", "outside"),
+    [
+        ("(assert (< X_0 1.0)) (assert (> X_0 0.0))", [np.nextafter(1.0, 0), 5e-324], [1.0, 0.0]),
+        ("(assert (<= X_0 1.0)) (assert (>= X_0 0.0))", [1.0, 0.0], [np.nextafter(1.0, 2), -5e-324]),
+        ("(assert (> 1.0 X_0)) (assert (< 0.0 X_0))", [0.5], [1.0, 0.0]),
+        ("(assert (< (* 2.0 X_0) 1.0)) (assert (> (* 2.0 X_0) -1.0))", [np.nextafter(0.5, 0)], [0.5, -0.5]),
+        ("(assert (< X_0 1.0)) (assert (<= X_0 1.0)) (assert (>= X_0 0.0))", [0.0], [1.0]),
+        # the double nearest to 0.1 is above it, the one nearest to 0.3 below
+        ("(assert (<= X_0 0.1)) (assert (>= X_0 0.0))", [np.nextafter(0.1, 0)], [0.1]),
+        ("(assert (>= X_0 0.3)) (assert (<= X_0 1.0))", [np.nextafter(0.3, 1)], [0.3]),
+        ("(assert (= X_0 0.5))", [0.5], [np.nextafter(0.5, 1)]),
+    ],
+)
+def test_a_counterexample_satisfies_the_input_conditions_as_written(
+    conditions: str, inside: list[float], outside: list[float], version: int
+) -> None:
+    (only,) = alone(BOUNDED + conditions + "(assert (<= Y_0 Y_1))", version).disjuncts
+    for value in inside:
+        assert only.holds(np.array([value, 0.5]), np.zeros(2))
+    for value in [*outside, np.nan]:
+        assert not only.holds(np.array([value, 0.5]), np.zeros(2))
+    assert all(only.lower[0] <= value <= only.upper[0] for value in inside)
+    (again,) = parse_vnnlib(write_vnnlib(Specification(2, 2, (only,)), version)).disjuncts
+    for value in outside:
+        assert not again.holds(np.array([value, 0.5]), np.zeros(2))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        "(assert (< X_0 1.0)) (assert (>= X_0 1.0))",
+        "(assert (< X_0 1.0)) (assert (> X_0 1.0))",
+        "(assert (<= X_0 0.0)) (assert (>= X_0 1.0))",
+        "(assert (= X_0 1.0)) (assert (= X_0 2.0))",
+        "(assert (= X_0 1.0)) (assert (> X_0 1.0))",
+    ],
+)
+def test_contradictory_inputs_leave_nothing(conditions: str, version: int) -> None:
+    assert alone(BOUNDED + conditions + "(assert (<= Y_0 0.0))", version).disjuncts == ()
+
+
+def test_a_number_between_two_doubles_has_no_counterexample_but_is_not_left_out() -> None:
+    (only,) = alone(BOUNDED + "(assert (= X_0 0.1)) (assert (<= Y_0 0.0))", 1).disjuncts
+    assert Fraction(float(only.lower[0])) < Fraction("0.1") < Fraction(float(only.upper[0]))
+    for value in (only.lower[0], only.upper[0]):
+        assert not only.holds(np.array([value, 0.5]), np.zeros(2))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_outputs_are_compared_in_exact_arithmetic(version: int) -> None:
+    box = BOUNDED + "(assert (>= X_0 0.0)) (assert (<= X_0 1.0))"
+    x = np.full(2, 0.5)
+    (closed,) = alone(box + "(assert (<= Y_0 Y_1))", version).disjuncts
+    (open_,) = alone(box + "(assert (< Y_0 Y_1))", version).disjuncts
+    for tied in (0.0, 0.1, 1e30):
+        assert closed.holds(x, np.array([tied, tied], dtype=np.float32))
+        assert not open_.holds(x, np.array([tied, tied], dtype=np.float32))
+    assert open_.holds(x, np.array([1, np.nextafter(np.float32(1), np.float32(2))], dtype=np.float32))
+    for strange in (np.nan, np.inf, -np.inf):
+        assert not closed.holds(x, np.array([strange, 0.0]))
+    # 0.1 is no double: a double at most it is below it
+    (tenth,) = alone(box + "(assert (<= Y_0 0.1))", version).disjuncts
+    assert not tenth.holds(x, np.array([0.1, 0.0]))
+    assert tenth.holds(x, np.array([np.nextafter(0.1, 0), 0.0]))
+    assert tenth.offset[0] >= 0.1
+    # and no coefficient either: the whole condition is multiplied by ten
+    (scaled,) = alone(box + "(assert (<= (* 0.1 Y_0) (* 0.3 Y_1)))", version).disjuncts
+    np.testing.assert_array_equal(scaled.matrix, [[1, -3]])
+    assert scaled.holds(x, np.array([3.0, 1.0]))
+    assert not scaled.holds(x, np.array([np.nextafter(3.0, 4), 1.0]))
+    # a sum that double precision would round to the limit
+    (sum_,) = alone(box + "(assert (< (+ Y_0 Y_1) 1.0))", version).disjuncts
+    assert sum_.holds(x, np.array([1.0, -1e-30]))
+    assert not sum_.holds(x, np.array([1.0, 0.0]))
+
+
+@given(specification=specifications(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_alternatives_keep_their_own_ends(specification, data):
+    """What is written of an alternative decides about it, whatever the others say."""
+    part = data.draw(st.sampled_from(specification.disjuncts))
+    x = np.array([data.draw(st.sampled_from([low, high])) for low, high in zip(part.lower, part.upper)])
+    y = np.array(data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=specification.outputs, max_size=8)))
+    y = y[: specification.outputs]
+    again = parse_vnnlib(write_vnnlib(specification))
+    for ours, theirs in zip(again.disjuncts, specification.disjuncts):
+        assert ours.holds(x, y) == theirs.holds(x, y)

@@ -63,7 +63,8 @@ def test_verify_and_uncertainty_share_answers_with_a_campaign(folder: Path) -> N
     assert scored.exit_code == 0, scored.output
     assert answered(store) == before + 3  # the campaign took fewer steps: another question
     again = call("uncertainty", folder / "net-0.onnx", folder / "net-1.onnx", *shared, "--indices", "0:3")
-    assert json.loads(again.stdout)["instances"] == json.loads(scored.stdout)["instances"]
+    known = [record | {"from_store": True} for record in json.loads(scored.stdout)["instances"]]
+    assert json.loads(again.stdout)["instances"] == known
 
 
 def test_one_failing_instance_is_an_error_and_the_others_are_answered(folder: Path) -> None:

@@ -94,3 +94,60 @@ def test_tables_have_the_columns_of_the_competition(folder: Path) -> None:
     assert [*first[:3], first[4]] == ["c", "./net.onnx", "./property.vnnlib", "sat"]
     assert [*second[:3], second[4]] == ["c", "net.onnx", "gone.vnnlib", "error"]
     assert all(float(line[place]) >= 0 for line in (first, second) for place in (3, 5))
+
+
+IDENTITY = """
+(declare-const X_0 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("conditions", "verdicts"),
+    [
+        # the outputs are (x, 1): only the end itself would break the property
+        ("(assert (>= X_0 0)) (assert (< X_0 1)) (assert (>= Y_0 Y_1))", {"unknown", "unsat", "timeout"}),
+        ("(assert (>= X_0 0)) (assert (<= X_0 1)) (assert (>= Y_0 Y_1))", {"sat"}),
+        ("(assert (>= X_0 0)) (assert (<= X_0 1)) (assert (> Y_0 Y_1))", {"unknown", "unsat", "timeout"}),
+        ("(assert (>= X_0 0)) (assert (< X_0 1)) (assert (>= Y_0 0.5))", {"sat"}),
+        ("(assert (>= X_0 0)) (assert (< X_0 1)) (assert (> X_0 2)) (assert (>= Y_0 0))", {"unsat"}),
+        ("(assert (or (and (>= X_0 0) (< X_0 1)) (and (> X_0 0.5) (< X_0 1)))) (assert (>= Y_0 1))", None),
+        ("(assert (or (and (>= X_0 0) (< X_0 1)) (and (>= X_0 0) (<= X_0 1)))) (assert (>= Y_0 1))", {"sat"}),
+    ],
+)
+def test_witnesses_satisfy_strict_conditions(conditions: str, verdicts: set[str] | None, tmp_path: Path) -> None:
+    write_identity(tmp_path / "net.onnx")
+    (tmp_path / "property.vnnlib").write_text(IDENTITY.format(conditions))
+    done = call("vnncomp", tmp_path / "net.onnx", tmp_path / "property.vnnlib", tmp_path / "r.txt", "--timeout", 20)
+    assert done.exit_code == 0, done.output
+    verdict, _, witness = (tmp_path / "r.txt").read_text().partition("\n")
+    assert verdict in (verdicts or {"unknown", "unsat", "timeout"})
+    if verdict == "sat":
+        x = float(re.findall(r"\(X_0 ([^\s()]+)\)", witness)[0])
+        assert x == float(np.float32(x))
+        assert any(
+            d.holds(np.array([x]), np.array([x, 1.0])) for d in load_vnnlib(tmp_path / "property.vnnlib").disjuncts
+        )
+        network, specification = load_onnx(tmp_path / "net.onnx"), load_vnnlib(tmp_path / "property.vnnlib")
+        # a number the network cannot take is not what would be replayed
+        assert not breaks(witness.replace(f"(X_0 {x!r})", f"(X_0 {x + 1e-12!r})"), network, specification)
+
+
+def write_identity(path: Path) -> None:
+    """A file whose outputs are ``(x, 1)``."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"])]
+    held = [
+        numpy_helper.from_array(np.array([[1.0, 0.0]], dtype=np.float32), "w"),
+        numpy_helper.from_array(np.array([0.0, 1.0], dtype=np.float32), "b"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "identity",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        held,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)

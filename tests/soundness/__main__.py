@@ -9,6 +9,7 @@ import time
 import numpy as np
 import torch
 
+from ..formats.differential.compare import compare, summary
 from .graphs import check_graph
 from .planes import KINDS, Tally, check_planes
 
@@ -61,6 +62,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--checks", type=int, default=10_000_000)
     parser.add_argument("--instances", type=int, default=20_000)
+    parser.add_argument("--models", type=int, default=20_000, help="random ONNX files, read three times each")
     parser.add_argument("--rounding", choices=["outward", "nearest"], default="outward")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -68,7 +70,9 @@ def main() -> int:
     print(f"first seed {seed}, rounding {asked.rounding}", flush=True)
     planes, graphs, done = run(seed, 60 * asked.minutes, asked.checks, asked.instances, asked.rounding)
     print(_line(planes, graphs, done))
-    return 1 if planes.violations or graphs.violations else 0
+    readings = compare(range(seed, seed + asked.models))
+    print("\n".join((*readings.wrong, summary(readings))))
+    return 1 if planes.violations or graphs.violations or readings.wrong else 0
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def minimize_margin(
     for restart in range(restarts):
         fresh = region.project(start) if restart == 0 else region.sample(generator)
         active = (best >= target).nonzero()[:, 0]
-        if not len(active) or time.monotonic() > deadline:
+        if not len(active) or time.monotonic() >= deadline:
             break
         here, x = region.take(active), fresh[active]
         for step in range(steps):
@@ -50,7 +50,7 @@ def minimize_margin(
             better = value < best[active]
             best[active[better]], best_x[active[better]] = value[better], x.detach()[better]
             still = (best[active] >= target).nonzero()[:, 0]
-            if not len(still) or time.monotonic() > deadline:
+            if not len(still) or time.monotonic() >= deadline:
                 break
             x, gradient = x.detach()[still], gradient[still]
             if len(still) < len(active):

@@ -115,7 +115,6 @@ class _Check:
         return Checked(True, str(found), None, len(steps), found)
 
     def _region(self) -> Region:
-        """Theorem: an input within ``eps`` of x in the norm, and within the clip range, lies in the box made here."""
         x = self.certificate.array(self.header["input"]["array"], "f").ravel()
         if sha256(x.astype("<f8").tobytes()) != self.statement.input_sha256:
             raise Refused("the input of the certificate is not the one its header names")
@@ -247,7 +246,10 @@ class _Check:
 
 
 def region_of(x: Floats, eps: float, norm: str, clip: Sequence[float] | None) -> Region:
-    """The inputs within ``eps`` of x, inside ``clip`` where given; ends rounded outward."""
+    """The inputs within ``eps`` of x, inside ``clip`` where given; ends rounded outward.
+
+    Theorem: every entry of such an input is within ``eps`` of that of x, in any of the three norms, and in ``clip``.
+    """
     if not (isinstance(eps, int | float) and math.isfinite(eps) and eps >= 0) or norm not in ("inf", "1", "2"):
         raise Refused("a region with an invalid radius or norm")
     radius = arb(float(eps))

@@ -81,6 +81,7 @@ class Forms:
             self._known[index] = self._of(networks.nodes[index])
 
     def _of(self, node: Node) -> Form:
+        """Theorem: an affine function of forms is the form with the affine function of centres and slopes."""
         if node.size * self.count > LARGEST_FORM:
             raise Refused("a form of more coefficients than the checker allows")
         if isinstance(node, Linear):
@@ -99,13 +100,14 @@ class Forms:
         raise Refused("the form of a softmax that was not claimed")
 
     def _kink(self, node: Kink) -> Form:
-        """Between its chord and the parallel through the kink."""
+        """Theorem: a kink lies between its chord ``r x + o`` and the parallel ``r x``: ``r x + o/2 + (o/2) e``."""
         x = self.rows(node.x)
         rate, offset = self.known.chords(node)
         half = offset / 2
         return self._spread(Form(rate * x.centre + half, rate[:, None] * x.slope), half)
 
     def _term_by_term(self, node: Product) -> Form:
+        """Theorem: ``x y - (x_c y + y_c x - x_c y_c) = (x - x_c)(y - y_c)``, at most the product of both reaches."""
         if node.out.size * self.count > LARGEST_FORM:
             raise Refused("a product with more terms than the checker allows")
         x, y = self.rows(node.x), self.rows(node.y)
@@ -118,7 +120,10 @@ class Forms:
         return self._spread(Form(centre, node.out.spread(slope.T).T), error)
 
     def _spread(self, form: Form, error: Balls) -> Form:
-        """A new number of noise for every entry that may be off by an error."""
+        """A new number of noise for every entry that may be off by an error.
+
+        Theorem: ``|d| <= r`` means ``d = r e`` with ``|e| <= 1``.
+        """
         off = np.flatnonzero(~is_zero(error).astype(bool))
         first, self.count = self.count, self.count + len(off)
         if self.count > MOST_NOISE:
@@ -207,7 +212,10 @@ class Forms:
         return pairs, centre + low - reach, centre + high + reach
 
     def learn_softmax(self, index: int, planes: Planes) -> None:
-        """The form of a softmax from planes: parallel to those above, off by what those below leave."""
+        """The form of a softmax from planes: parallel to those above, off by what those below leave.
+
+        Theorem: from ``b.x + v <= p <= a.x + w`` follows ``v + min (b - a).x <= p - a.x <= w``.
+        """
         node = self.known.networks.nodes[index]
         assert isinstance(node, Softmax)
         R, K = node.rows.shape

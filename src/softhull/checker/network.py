@@ -90,11 +90,15 @@ class Linear:
 
 @dataclass(frozen=True)
 class Kink:
-    """``max(x, 0) + slope * min(x, 0)`` with ``0 <= slope <= 1``: Relu and LeakyRelu; entry e from place e."""
+    """``max(x, 0) + slope * min(x, 0)`` with ``0 <= slope <= 1``: Relu and LeakyRelu; entry e from place e.
+
+    A Clip is one, too, up to its ``limit``: every value is at most that.
+    """
 
     size: int
     x: View
     slope: float
+    limit: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -674,10 +678,10 @@ def _divide(reader: _Reader, operands: Any, attributes: Any) -> View:
 # Activations and softmax
 
 
-def _kink(reader: _Reader, x: Value, slope: float) -> View:
+def _kink(reader: _Reader, x: Value, slope: float, limit: float = math.inf) -> View:
     if not isinstance(x, View) or not 0 <= slope <= 1:
         raise ModelError("an operand that is constant, or a slope outside of 0 to 1")
-    return reader.networks.add(Kink(x.size, x.flat(), slope), x.shape)
+    return reader.networks.add(Kink(x.size, x.flat(), slope, limit), x.shape)
 
 
 @operator("Relu", since=6)
@@ -692,10 +696,12 @@ def _leaky_relu(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Clip", since=11, operands=(2, 3))
 def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
-    x, least, *most = operands
-    if most or _real(least).shape != () or least != 0:
-        raise ModelError("limits other than 0 below and none above")
-    return _kink(reader, x, 0.0)
+    """A limit that is left out is the largest number of the dtype."""
+    x, least, *given = operands
+    most = given[0] if given else np.array(float(np.finfo(reader.real).max))
+    if _real(least).shape != () or least != 0 or _real(most).shape != () or not most > 0:
+        raise ModelError("limits other than 0 below and a positive number above")
+    return _kink(reader, x, 0.0, float(most))
 
 
 @operator("Softmax", since=1, until=12, axis=AttributeProto.INT)

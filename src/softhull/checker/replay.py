@@ -57,6 +57,10 @@ class Region:
     norm: int = 0
 
     def minimum(self, rows: Balls) -> Balls:
+        """Theorem: over a box ``a.x >= a.m - |a|.r`` (middle, reach), over a ball ``a.x >= a.c - eps |a|_*``.
+
+        The region lies in both, so the larger holds; ``|.|_*`` is the largest entry for l_1, the l_2 norm for l_2.
+        """
         best = minimum_over(rows, self.lower, self.upper)
         if self.centre is None:
             return best
@@ -140,11 +144,15 @@ class Knowledge:
         return self._boxes[index]
 
     def _interval(self, node: Node) -> tuple[Floats, Floats]:
-        """Interval arithmetic on the boxes of the inputs of a node."""
+        """Interval arithmetic on the boxes of the inputs of a node.
+
+        Theorem: monotone nodes take their ends to their ends; ``x y`` lies between the least and the largest of its
+        four corners; an affine function has its least value over a box at a corner.
+        """
         if isinstance(node, Input):
             return self.region.lower, self.region.upper
         if isinstance(node, Kink):
-            lower, upper = (exact(end) for end in self.box(node.x))
+            lower, upper = (exact(np.minimum(end, node.limit)) for end in self.box(node.x))
             slope = arb(node.slope)
             return outward(*(positive(end) + slope * negative(end) for end in (lower, upper)))
         if isinstance(node, Softmax):
@@ -187,6 +195,7 @@ class Knowledge:
     # New claims
 
     def learn_entries(self, view: View, places: Places, lower: Floats, upper: Floats) -> None:
+        """Theorem: what stands at a place is one entry of the node; all bounds proved of it hold at once."""
         size = self.networks.nodes[view.node].size
         low, high = self._claimed.setdefault(view.node, (np.full(size, -np.inf), np.full(size, np.inf)))
         entries = view.at(places).index
@@ -195,6 +204,7 @@ class Knowledge:
         self._renew(view.node)
 
     def learn_differences(self, view: View, pairs: Places, lower: Floats, upper: Floats) -> None:
+        """Theorem: ``lower <= x_i - x_j <= upper`` gives ``x_j - x_i >= -upper``."""
         known = self._apart.setdefault(view.node, {})
         for (i, j), low, high in zip(view.at(pairs).index.at.tolist(), lower.tolist(), upper.tolist()):
             known[i, j] = max(known.get((i, j), -np.inf), low)
@@ -202,7 +212,10 @@ class Knowledge:
         self._renew(view.node)
 
     def learn_logits(self, node: Softmax) -> None:
-        """The differences of the logits of a softmax as their forms give them."""
+        """The differences of the logits of a softmax as their forms give them.
+
+        Theorem: ``centre + slope . e + rest`` lies within ``reach(slope)`` of the centre, plus the range of the rest.
+        """
         pairs, lower, upper = self.forms.differences(node)
         self.learn_differences(node.x, pairs, *outward(lower, upper))
 
@@ -261,8 +274,8 @@ class Knowledge:
     def least(self, walk: Walk, rules: Rules) -> Balls:
         """The least value ``[S]`` of a walk wherever it stands; -inf where nothing is known of it.
 
-        Linear coefficients take theirs over the boxes of their nodes. Quadratics are bounded together with the
-        coefficients on the input, so that a walk with quadratics has no value before it is there.
+        Theorem: the least value of a sum is at least the sum of the least values of its parts. Quadratics are bounded
+        together with the coefficients on the input: a walk that carries some has no value before it is there.
         """
         if not walk.quadratics:
             return walk.constant + minimum_of(self, walk.pending)
@@ -271,13 +284,19 @@ class Knowledge:
         return walk.constant + self._quadratic(walk.pending[0], walk.quadratics, rules)
 
     def put(self, pending: dict[int, Balls], view: View, rows: Balls) -> None:
-        """Coefficients on the places of a view, added to those on the entries of its node."""
+        """Coefficients on the places of a view, added to those on the entries of its node.
+
+        Theorem: ``sum_p c_p x_(index p) = sum_e (sum of c_p over all places p of e) x_e``.
+        """
         if view.node not in pending:
             pending[view.node] = zeros(len(rows), self.networks.nodes[view.node].size)
         view.index.add(pending[view.node], rows)
 
     def back(self, node: Sum | Linear, A: Balls) -> dict[int, Balls]:
-        """Coefficients on the inputs of an affine node; exact up to the rounding that the balls contain."""
+        """Coefficients on the inputs of an affine node; exact up to the rounding that the balls contain.
+
+        Theorem: ``<a, W x> = <W'a, x>`` and ``<a, sum_i s_i x_i> = sum_i <a s_i, x_i>``.
+        """
         found: dict[int, Balls] = {}
         if isinstance(node, Linear):
             key = id(node)
@@ -290,13 +309,17 @@ class Knowledge:
         return found
 
     def _kink(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
-        """Below: through the kink with a chosen slope between both sides. Above: the chord."""
+        """Below: through the kink with a chosen slope between both sides. Above: the chord.
+
+        Theorem: ``y = max(x, s x)`` is convex, so it is below its chord over ``[l, u]``, and ``y >= t x`` for
+        ``s <= t <= 1``. Where l >= 0 or u <= 0 it is linear.
+        """
         node = self.networks.nodes[index]
         assert isinstance(node, Kink)
         share = _array(rule, "slope", len(A), node.size, low=0.0, high=1.0)
         share = share if np.ndim(rule["slope"]) > 1 else share[0]  # one slope per entry serves all rows
         slope, offset = self.chords(node)
-        lower, upper = self.box(node.x)
+        lower, upper = self._below_limit(node)
         left = arb(node.slope)
         below = np.where((lower < 0) & (upper > 0), left + (ONE - left) * exact(share), slope)
         up, down = positive(A), negative(A)
@@ -308,7 +331,7 @@ class Knowledge:
         """Slopes and offsets of the lines above a kink over its proved range; where it is straight, of itself."""
         left = arb(node.slope)
         slope, offset = zeros(node.size), zeros(node.size)
-        for i, (low, high) in enumerate(zip(*(end.tolist() for end in self.box(node.x)))):
+        for i, (low, high) in enumerate(zip(*(end.tolist() for end in self._below_limit(node)))):
             if low >= 0 or high <= 0:
                 slope[i] = ONE if low >= 0 else left
             else:
@@ -316,8 +339,19 @@ class Knowledge:
                 offset[i] = arb(high) * (ONE - slope[i])
         return slope, offset
 
+    def _below_limit(self, node: Kink) -> tuple[Floats, Floats]:
+        """The range of what goes into a kink, where it is proved to stay below its limit."""
+        lower, upper = self.box(node.x)
+        if not (upper <= node.limit).all():
+            raise Refused("an operand of a Clip that may exceed its limit")
+        return lower, upper
+
     def _softmax(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
-        """Off every row a multiple of ``sum_k p_k = 1``, then mixtures of proved planes and constant bounds."""
+        """Off every row a multiple of ``sum_k p_k = 1``, then mixtures of proved planes and constant bounds.
+
+        Theorem: ``a.p = m + (a - m).p``; a mixture with weights >= 0 of bounds on p_k is a bound on p_k, the lower
+        ones for coefficients above 0, the upper ones for those below.
+        """
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
         R, K = node.rows.shape
@@ -349,14 +383,20 @@ class Knowledge:
         return found, constant
 
     def _split(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
-        """One row as a linear function of both factors and a quadratic of the noise, which is bounded in the end."""
+        """One row as a linear function of both factors and a quadratic of the noise, which is bounded in the end.
+
+        Theorem: ``x y = x_c y + y_c x - x_c y_c + (x - x_c)(y - y_c)`` for any numbers x_c, y_c; see ``Forms.split``.
+        """
         if len(A) != 1 or rule["split"] not in (0, 1):
             raise Refused("a split of several rows, or of neither factor")
         found, shift, part = self.forms.split(node, A[0], rule["split"], rule.get("reference"))
         return found, np.array([shift], dtype=object), part
 
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
-        """The least value of one row of coefficients on the input together with the quadratics met on the way."""
+        """The least value of one row of coefficients on the input together with the quadratics met on the way.
+
+        Theorem: both are functions of the same noise, ``c + l.e + e'B e``, bounded by ``quadratic.least``.
+        """
         constant, linear, B = self.forms.quadratic(on_input[0], parts)
         rule = rules(0, np.concatenate((linear[None], B)))
         if rule is None:
@@ -397,7 +437,8 @@ class Knowledge:
     def _contracted(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         """``<A, product>`` as ``sum_a x_a f_a`` with linear functions f_a of the other factor, each bounded before.
 
-        What the proved function misses of f_a is charged to its bounds over the box of the other factor.
+        What the proved function misses of f_a is charged to its bounds over the box of the other factor. Theorem: for
+        ``l <= x``, ``m <= f``: ``x f >= l f + m x - l m``; for ``x <= u``, ``f <= n``: ``x f >= u f + n x - u n``.
         """
         keep = int(rule["keep"])
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
@@ -471,7 +512,10 @@ class Knowledge:
         return found, certain
 
     def references(self, kept: View, reference: Any) -> list[list[int]]:
-        """Groups of kept places at which whole softmax rows stand, each with its reference first."""
+        """Groups of kept places at which whole softmax rows stand, each with its reference first.
+
+        Theorem: the entries of one softmax row add up to 1; so do those of places that hold each of them once.
+        """
         if reference is None:
             return []
         names = np.asarray(reference)

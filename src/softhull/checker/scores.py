@@ -53,19 +53,23 @@ def _picked(rows: Any, coefficients: Mapping[int, int], K: int) -> arb:
 
 
 def _nll(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``-log p_y <= b`` where ``p_y >= e^-b``."""
     return _picked(rows, {label: 1}, len(low)) >= (-bound).exp(), "at most"
 
 
 def _error(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``1 - p_y <= b`` where ``p_y >= 1 - b``."""
     return _picked(rows, {label: 1}, len(low)) >= ONE - bound, "at most"
 
 
 def _confidence(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``max_k p_k <= b`` where ``-p_k >= -b`` for every k."""
     K = len(low)
     return all(_picked(rows, {k: -1}, K).max(-high[k]) >= -bound for k in range(K)), "at most"
 
 
 def _margin(rows: Any, label: int, low: Any, high: Any, bound: arb) -> tuple[bool, str]:
+    """``p_y - max_{k != y} p_k >= b`` where ``p_y - p_k >= b`` for every other k, of which there is one at least."""
     K = len(low)
     others = [k for k in range(K) if k != label]
     return all(_picked(rows, {label: 1, k: -1}, K).max(low[label] - high[k]) >= bound for k in others), "at least"

@@ -28,7 +28,10 @@ class Logits:
     apart: Floats  # [K, K]
 
     def least(self, c: Balls) -> arb:
-        """A lower bound on ``c . x``: one logit and the differences of the others to it, each at its worst."""
+        """A lower bound on ``c . x``: one logit and the differences of the others to it, each at its worst.
+
+        Theorem: ``c.x = (sum c) x_J + sum_{j != J} c_j (x_j - x_J)`` for every J; the best J is taken.
+        """
         best = arb.neg_inf()
         for J in range(len(self.low)):
             low, high = exact(self.apart[:, J]), -exact(self.apart[J])
@@ -40,13 +43,14 @@ class Logits:
         return best
 
     def log_odds(self, k: int) -> tuple[arb, arb]:
-        """The range of v: it falls with every difference x_j - x_k."""
+        """Theorem: ``v = -log sum_{j != k} e^(x_j - x_k)`` falls with every difference ``x_j - x_k``."""
         others = [j for j in range(len(self.low)) if j != k]
         most = sum(((-arb(float(self.apart[k, j]))).exp() for j in others), start=ZERO)
         least = sum((arb(float(self.apart[j, k])).exp() for j in others), start=ZERO)
         return -most.log(), -least.log()
 
     def probability(self, k: int) -> tuple[float, float]:
+        """Theorem: ``p_k = sigma(v)``, and sigma rises; a row of one has probability 1."""
         if len(self.low) == 1:
             return 1.0, 1.0
         low, high = self.log_odds(k)

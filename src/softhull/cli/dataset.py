@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import NumberList, console, parse_indices, run_options, with_progress, write_json
+from .options import NumberList, console, parse_indices, run_options, say_differences, with_progress, write_json
 
 if TYPE_CHECKING:
     from ..formats.datasets import Dataset
@@ -67,6 +67,7 @@ def command(
     executor: str | None,
     rounding: str,
     store: str | None,
+    recheck: bool,
     seed: int,
     device: str,
     threads: int | None,
@@ -92,6 +93,8 @@ def command(
 
     if executor is not None and store is None:
         raise click.UsageError("--executor works on a store; name one with --store")
+    if recheck and store is None:
+        raise click.UsageError("--recheck is about a --store; name it")
     if outside_indices is not None and outside is None:
         raise click.UsageError("--outside-indices belongs to --outside")
     if threads is not None:
@@ -109,12 +112,15 @@ def command(
             own: Any = {"timeout": timeout, "device": device, **keywords}
             return certify_dataset(networks, x, y, perturbation, method=method, bound=bound, **own)
         from ..runs.executors import find_executor
-        from ..runs.single import Asked, dataset_through_store
+        from ..runs.single import Asked, answer_through_store, dataset_result
 
         chosen = find_method(method)
         asked = Asked("dataset", networks, dataset, wanted, perturbation, method, chosen, bound, keywords)
         choice = None if executor is None else find_executor(executor)
-        return dataset_through_store(store, asked, timeout, device, choice)
+        known = answer_through_store(store, asked, timeout, device, recheck, choice)
+        if recheck:
+            say_differences(known.differences, len(wanted))
+        return dataset_result(known, asked)
 
     work = [(radius, dataset, which) for radius in eps for dataset, which in sets]
     listed = with_progress(work, len(work), "radii") if store is None else iter(work)
@@ -127,7 +133,9 @@ def command(
     if out != "-":
         console().print(metrics_table(answers))
         cpu = sum(each.cpu_seconds for each in found)
-        console().print(f"{len(inside[0])} samples, {cpu:.1f} CPU seconds")
+        stored = sum(each.from_store for each in found)
+        known = f"; {stored} answers are from the store" if stored else ""
+        console().print(f"{len(inside[0])} samples, {cpu:.1f} CPU seconds{known}")
         for note in dict.fromkeys(note for each in found for note in each.ranges.notes.values()):
             console().print(f"not solved to the end: {note}")
     about = {"models": list(models), "data": data, "norm": norm, "clip": clip, "method": method, "bound": bound}

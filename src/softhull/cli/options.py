@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -146,6 +146,21 @@ device_option = click.option(
 )
 
 
+def say_differences(differences: Sequence[dict[str, Any]], asked: int) -> None:
+    """Lines on standard error: where a recheck contradicts the store."""
+    for difference in differences:
+        was, found = (
+            " ".join(f"{name} {value:.6g}" if isinstance(value, float) else str(value) for name, value in side.items())
+            for side in (_telling(difference["was"]), _telling(difference["found"]))
+        )
+        click.echo(f"recheck: instance {difference['index']}: the store said {was}, found {found}", err=True)
+    click.echo(f"recheck: {len(differences)} of {asked} answers differ from the store's", err=True)
+
+
+def _telling(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name in ("verdict", "bound") and value is not None}
+
+
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What every command that certifies instances takes: a store, a seed, a device, threads, a file for records."""
     for option in reversed(
@@ -153,7 +168,10 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--store",
                 type=click.Path(dir_okay=False),
-                help="A run store: what it knows is not computed again, the rest is kept.",
+                help="A run store: what it knows is believed and not computed again, the rest is kept.",
+            ),
+            click.option(
+                "--recheck", is_flag=True, help="Compute again what the store knows, and say where it differs."
             ),
             click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
             device_option,

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import click
 
-from .options import console
+from .options import console, say_differences
 
 
 @click.command("run", short_help="Run a campaign: many instances, kept in a store.")
@@ -21,6 +21,7 @@ from .options import console
 @click.option("--device", help="Where to compute, for example cuda; default: cpu.")
 @click.option("--batch", type=click.IntRange(min=1), help="Most instances worked on at once; default: 50.")
 @click.option("--retry-errors", is_flag=True, help="Work again on instances that ended in an error.")
+@click.option("--recheck", is_flag=True, help="Compute again what the store knows, and say where it differs.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
 @click.option(
     "--json", "events", type=click.Path(dir_okay=False), help="Write events, one JSON object a line ('-': stdout)."
@@ -35,6 +36,7 @@ def command(
     device: str | None,
     batch: int | None,
     retry_errors: bool,
+    recheck: bool,
     quiet: bool,
     events: str | None,
 ) -> None:
@@ -52,7 +54,7 @@ def command(
     from ..deadlines import deadline_after
     from ..devices import find_device
     from ..errors import InvalidInput
-    from ..runs.campaign import load_campaign
+    from ..runs.campaign import STORE, load_campaign, store_of
     from ..runs.engine import Limits, conduct
     from ..runs.executors import find_executor
     from ..runs.memory import parse_size
@@ -61,7 +63,7 @@ def command(
 
     plan = load_campaign(campaign)
     options = _merged(
-        plan.run,
+        {"store": STORE} | plan.run,
         {
             "store": store,
             "executor": executor,
@@ -82,8 +84,8 @@ def command(
     place = str(options["device"])
     if choice.here:  # the workers of another scheduler say themselves what they have
         find_device(place)
-    limits = Limits(options["timeout"], options["budget"], each, options["batch"], place, retry_errors)
-    home = Path(campaign).parent / options["store"] if store is None else Path(options["store"])
+    limits = Limits(options["timeout"], options["budget"], each, options["batch"], place, retry_errors, recheck)
+    home = store_of(campaign, options["store"]) if store is None else Path(store)
     with Store.write(home, {"command": "run", "campaign": str(Path(campaign).absolute()), **options}) as opened:
         team = choice.start(plan.models, each)
         stream = _stream(events)
@@ -97,13 +99,15 @@ def command(
             if stream is not None and stream is not sys.stdout:
                 stream.close()
         _summarise(opened, plan.works, quiet or events == "-")
+        if recheck:
+            _differences(opened)
         if why == "budget" and not quiet:
             click.echo("the budget is used up; run the same command again to go on", err=True)
 
 
 def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The command line over the campaign file over the defaults."""
-    defaults = {"store": "runs.db", "executor": "local", "device": "cpu", "batch": 50}
+    defaults = {"executor": "local", "device": "cpu", "batch": 50}
     return {name: value if value is not None else file.get(name, defaults.get(name)) for name, value in given.items()}
 
 
@@ -111,6 +115,13 @@ def _stream(events: str | None) -> IO[str] | None:
     if events is None:
         return None
     return sys.stdout if events == "-" else open(events, "w", encoding="utf-8")
+
+
+def _differences(store: Any) -> None:
+    """What a recheck found, of every instance that shares the answer."""
+    found = {difference.key: difference.to_dict() for difference in store.differences}
+    rows = [row for row in store.rows() if row.key in found] if found else []
+    say_differences([{"index": f"{row.index} of task {row.task}", **found[row.key]} for row in rows], store.rechecked)
 
 
 def _summarise(store: Any, works: Any, quiet: bool) -> None:
@@ -121,5 +132,8 @@ def _summarise(store: Any, works: Any, quiet: bool) -> None:
     hashes = {work.task.columns()["hash"] for work in works}
     own = {task["id"] for task in store.tasks() if task["hash"] in hashes}
     total = sum(progress.total for progress in store.progress() if progress.task in own)
-    for table in summary_tables((row for row in store.rows() if row.task in own), total):
+    rows = [row for row in store.rows() if row.task in own]
+    for table in summary_tables(rows, total):
         console().print(table)
+    if stored := sum(row.run != store.run for row in rows):
+        click.echo(f"{stored} answers were read from the store; --recheck computes them again")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from .check import certificate_folder
-from .options import console, parse_indices, run_options, with_progress, write_json
+from .options import console, parse_indices, run_options, say_differences, with_progress, write_json
 
 
 @click.command("uncertainty", short_help="Certify the worst score of a classifier or ensemble.")
@@ -59,6 +61,7 @@ def command(
     certificates: str | None,
     rounding: str,
     store: str | None,
+    recheck: bool,
     seed: int,
     device: str,
     threads: int | None,
@@ -78,19 +81,26 @@ def command(
     from ..propagate.perturbation import Perturbation
     from ..verify.uncertainty import find_method, verify_uncertainty
 
+    if recheck and store is None:
+        raise click.UsageError("--recheck is about a --store; name it")
     if threads is not None:
         torch.set_num_threads(threads)
     perturbation = Perturbation(eps, float(norm), clip)
     folder = None if certificates is None else certificate_folder(certificates)
     networks, dataset = [load_onnx(model) for model in models], load_dataset(data)
     wanted = parse_indices(indices, len(dataset))
+    more: dict[str, Any] = {}
     if store is not None:
-        from ..runs.single import Asked, uncertainty_through_store
+        from ..runs.single import Asked, answer_through_store, uncertainty_result
 
         keywords = {"score": score, "separate": separate, "seed": seed, "rounding": rounding}
         chosen = find_method(method)
         asked = Asked("uncertainty", networks, dataset, wanted, perturbation, method, chosen, bound, keywords)
-        found = uncertainty_through_store(store, asked, timeout, device)
+        answers = answer_through_store(store, asked, timeout, device, recheck)
+        found = uncertainty_result(answers, asked)
+        if recheck:
+            more["differences"] = answers.differences
+            say_differences(answers.differences, len(wanted))
     else:
         found = verify_uncertainty(
             networks,
@@ -106,7 +116,7 @@ def command(
             rounding=rounding,
             device=device,
         )
-    answer = found.to_dict()
+    answer = found.to_dict() | more
     for record, index in zip(answer["instances"], wanted):
         record["index"] = index
     if out != "-":

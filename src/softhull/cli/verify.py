@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .check import certificate_folder
-from .options import console, parse_indices, run_options, with_progress, write_json
+from .options import console, parse_indices, run_options, say_differences, with_progress, write_json
 
 if TYPE_CHECKING:
     from ..formats.network import Network
@@ -70,6 +70,7 @@ def command(
     timeout: float | None,
     certificates: str | None,
     store: str | None,
+    recheck: bool,
     seed: int,
     device: str,
     threads: int | None,
@@ -94,6 +95,8 @@ def command(
 
     if store is not None and (vnnlib is not None or radius):
         raise click.UsageError("--store keeps verdicts; leave --vnnlib and --radius out")
+    if recheck and store is None:
+        raise click.UsageError("--recheck is about a --store; name it")
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = find_method(method, bound, optimize, rounding)
@@ -138,23 +141,28 @@ def command(
 
     records: list[Any] = []
     cpu = wall = 0.0
+    more: dict[str, Any] = {}
 
     def report() -> Result:
         result = Result(tuple(records), cpu, wall, rounding=chosen.rounding)
         if out != "-":  # first the table: a file that cannot be written must not take the answer with it
             console().print(verdict_table(result))
         if out != "-" or folder is None:
-            write_json(out, result.to_dict())
+            write_json(out, result.to_dict() | more)
         return result
 
     deadline = deadline_after(timeout)
     batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
     if store is not None:
-        from ..runs.single import Asked, robustness_through_store
+        from ..runs.single import Asked, answer_through_store, robustness_result
 
         keywords = {"attack": attack, "seed": seed, "property": prop, "targets": targets or None}
         asked = Asked("robustness", [network], dataset, wanted, perturbation, method, chosen, bound, keywords)
-        known = robustness_through_store(store, asked, timeout, device)
+        answers = answer_through_store(store, asked, timeout, device, recheck)
+        known = robustness_result(answers, asked)
+        if recheck:
+            more["differences"] = answers.differences
+            say_differences(answers.differences, len(wanted))
         records, cpu, wall, batches = list(known.records), known.cpu_seconds, known.seconds, []
     try:
         for batch in with_progress(batches, len(batches), f"batches of {BATCH}"):
@@ -181,7 +189,7 @@ def command(
         rivals = list(targets) if prop == "targets" else _runner_up(network, x) if prop == "runner-up" else None
         label = int(dataset.y[i])
         folder.keep(i, lambda: class_certificate(model, x[0], label, perturbation, rivals, i))  # noqa: B023
-    write_json(out, folder.described(result.to_dict()))
+    write_json(out, folder.described(result.to_dict() | more))
     if out != "-":
         click.echo(str(folder))
 

@@ -72,11 +72,11 @@ def disagreements(network: Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _compared(network: Network, x: np.ndarray, limits: torch.finfo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     theirs = network.replay(x).astype(np.float64)
-    ours, overflow = _plain(network.graph, torch.from_numpy(x).double(), limits.max)
+    ours, too_large = _plain(network.graph, torch.from_numpy(x).double(), limits.max)
     if ours.shape != theirs.shape:
         raise ValueError(f"the output has the shape {ours.shape[1:]} here, {theirs.shape[1:]} in onnxruntime")
     theirs, plain = theirs.reshape(len(x), -1), ours.numpy().reshape(len(x), -1)
-    overflow = overflow.numpy() | ~np.isfinite(theirs).all(1)
+    overflow = too_large.numpy() | ~np.isfinite(theirs).all(1)
     with np.errstate(invalid="ignore"):
         apart = np.where(theirs == plain, 0.0, np.abs(theirs - plain)).max(1, initial=0.0)
     apart = np.where(np.isnan(apart), np.inf, apart)

@@ -1,6 +1,7 @@
 """VNN-LIB property files, versions 1 and 2: an input box and the outputs that would break the property.
 
-Numbers are read exactly and rounded outward, so that the region in floating point contains the region written.
+Numbers are read exactly and rounded outward, so that the region in floating point contains the region written: what is
+proved of it holds. A counterexample must satisfy the conditions as they are written, strict ones included.
 """
 
 from __future__ import annotations
@@ -40,13 +41,38 @@ Variable = tuple[str, int]  # ("X", 3)
 
 @dataclass(frozen=True)
 class Disjunct:
-    """Inputs in ``[lower, upper]`` whose outputs satisfy ``matrix @ y <= offset``, strictly where ``strict``."""
+    """Inputs in ``[lower, upper]`` whose outputs satisfy ``matrix @ y <= offset``, strictly where ``strict``.
+
+    ``inner``: the smallest and largest double-precision numbers that satisfy the conditions on the inputs as written;
+    ``limits``: the offsets as written. None: as ``lower``, ``upper`` and ``offset``.
+    """
 
     lower: np.ndarray
     upper: np.ndarray
     matrix: np.ndarray
     offset: np.ndarray
     strict: np.ndarray
+    inner: tuple[np.ndarray, np.ndarray] | None = None
+    limits: tuple[Fraction, ...] | None = None
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers no counterexample may leave."""
+        return self.inner or (self.lower, self.upper)
+
+    def holds(self, x: np.ndarray, y: np.ndarray) -> bool:
+        """Whether an input and its outputs satisfy the conditions as they are written, in exact arithmetic."""
+        x, y = (np.asarray(a).reshape(-1).astype(np.float64) for a in (x, y))
+        least, most = self.ends
+        if not (((least <= x) & (x <= most)).all() and np.isfinite(y).all()):
+            return False
+        exact = [Fraction(value) for value in y.tolist()]
+        limits = self.limits or [Fraction(value) for value in self.offset.tolist()]
+        for row, limit, strict in zip(self.matrix.tolist(), limits, self.strict):
+            total = sum((Fraction(c) * value for c, value in zip(row, exact) if c), Fraction(0))
+            if total > limit or (strict and total == limit):
+                return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -125,8 +151,10 @@ def write_vnnlib(specification: Specification, version: int = 1) -> str:
         raise SpecificationError(f"VNN-LIB version {version} is unknown; 1 and 2 can be written")
     cases = []
     for part in specification.disjuncts:
-        atoms = [f"(>= {names[0].format(i)} {_decimal(v)})" for i, v in enumerate(part.lower)]
-        atoms += [f"(<= {names[0].format(i)} {_decimal(v)})" for i, v in enumerate(part.upper)]
+        least, most = part.ends
+        below, above = (np.where(end == own, "=", "") for end, own in ((least, part.lower), (most, part.upper)))
+        atoms = [f"(>{c} {names[0].format(i)} {_decimal(v)})" for i, (c, v) in enumerate(zip(below, part.lower))]
+        atoms += [f"(<{c} {names[0].format(i)} {_decimal(v)})" for i, (c, v) in enumerate(zip(above, part.upper))]
         for row, limit, strict in zip(part.matrix, part.offset, part.strict):
             terms = [f"(* {_decimal(c)} {names[1].format(i)})" for i, c in enumerate(row) if c != 0]
             if not terms:
@@ -292,10 +320,11 @@ class _Atom:
 
 @dataclass(frozen=True)
 class _Limit:
-    """One input against one number: what large files are made of."""
+    """One input against one number: what large files are made of. ``outer`` contains it, ``inner`` satisfies it."""
 
     index: int
-    number: float
+    outer: float
+    inner: float
     upper: bool
 
 
@@ -311,9 +340,18 @@ def _limit(word: str, left: Expression, right: Expression) -> _Limit | None:
     nearest, exact = float(right), Decimal(right)
     if not math.isfinite(nearest):
         raise SpecificationError("a number is out of range")
-    wrong = Decimal(nearest) < exact if at_most else Decimal(nearest) > exact
-    number = math.nextafter(nearest, math.inf if at_most else -math.inf) if wrong else nearest
-    return _Limit(int(variable[2]), number, at_most)
+    return _between(int(variable[2]), nearest, Decimal(nearest), exact, at_most, len(word) == 1)
+
+
+def _between(index: int, nearest: float, value: Any, exact: Any, at_most: bool, strict: bool) -> _Limit:
+    """The limit with the numbers on both sides of it, of which ``nearest``, exactly ``value``, is one."""
+    outward = math.inf if at_most else -math.inf
+    outer = inner = nearest
+    if (value < exact) if at_most else (value > exact):
+        outer = math.nextafter(nearest, outward)
+    elif value != exact or strict:
+        inner = math.nextafter(nearest, -outward)
+    return _Limit(index, outer, inner, at_most)
 
 
 Condition = _Atom | _Limit
@@ -402,75 +440,119 @@ def _specification(reader: _Reader) -> Specification:
             shared += cases[0]
         else:
             groups.append(cases)
-    lower, upper = np.full(inputs, -np.inf), np.full(inputs, np.inf)
-    rows = _collect(shared, lower, upper, outputs)
+    shared_box = _Box(inputs)
+    rows = _collect(shared, shared_box, outputs)
     alternatives = _product(groups)
-    entries = sum(2 * inputs + (len(rows) + len(case)) * outputs for case in alternatives)
+    entries = sum(4 * inputs + (len(rows) + len(case)) * outputs for case in alternatives)
     if entries > MOST_ENTRIES:
         raise SpecificationError(f"{len(alternatives)} alternatives of {inputs} inputs are too large")
     disjuncts = []
     for case in alternatives:
         narrowed = any(_on_inputs(condition) for condition in case)
-        low, high = (lower.copy(), upper.copy()) if narrowed else (lower, upper)
-        own = rows + _collect(case, low, high, outputs)
+        box = shared_box.copy() if narrowed else shared_box
+        own = rows + _collect(case, box, outputs)
+        low, high = box.lower, box.upper
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             open_at = int(np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))[0])
             raise SpecificationError(f"X_{open_at} has no lower or no upper bound")
-        if (low > high).any():
-            continue  # an empty box has no counterexample
-        matrix = np.array([row[0] for row in own], dtype=np.float64).reshape(-1, outputs)
-        offset = np.array([row[1] for row in own], dtype=np.float64)
-        strict = np.array([row[2] for row in own], dtype=bool)
-        disjuncts.append(Disjunct(low, high, matrix, offset, strict))
+        # An empty box has no counterexample, as one of a single point that a condition leaves out has none.
+        if ((low > high) | ((low == high) & (box.least > box.most))).any():
+            continue
+        matrix = np.array([row.coefficients for row in own], dtype=np.float64).reshape(-1, outputs)
+        limits = tuple(row.limit for row in own)
+        offset = np.array([_rounded(limit, up=True) for limit in limits], dtype=np.float64)
+        strict = np.array([row.strict for row in own], dtype=bool)
+        disjuncts.append(Disjunct(low, high, matrix, offset, strict, (box.least, box.most), limits))
     return Specification(inputs, outputs, tuple(disjuncts), reader.declared)
+
+
+class _Box:
+    """Ends that contain the inputs written, and the outermost numbers that satisfy what is written of them."""
+
+    def __init__(self, inputs: int) -> None:
+        self.lower, self.least = (np.full(inputs, -np.inf) for _ in range(2))
+        self.upper, self.most = (np.full(inputs, np.inf) for _ in range(2))
+
+    def copy(self) -> _Box:
+        other = _Box(0)
+        other.lower, other.least, other.upper, other.most = (
+            end.copy() for end in (self.lower, self.least, self.upper, self.most)
+        )
+        return other
+
+    def narrow(self, limit: _Limit) -> None:
+        i = limit.index
+        if limit.upper:
+            self.upper[i], self.most[i] = min(self.upper[i], limit.outer), min(self.most[i], limit.inner)
+        else:
+            self.lower[i], self.least[i] = max(self.lower[i], limit.outer), max(self.least[i], limit.inner)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """``coefficients . y <= limit``, or ``<``."""
+
+    coefficients: np.ndarray
+    limit: Fraction
+    strict: bool
 
 
 def _on_inputs(condition: Condition) -> bool:
     return isinstance(condition, _Limit) or any(kind == "X" for kind, _ in condition.linear.terms)
 
 
-def _collect(
-    conditions: list[Condition], lower: np.ndarray, upper: np.ndarray, outputs: int
-) -> list[tuple[np.ndarray, float, bool]]:
+def _collect(conditions: list[Condition], box: _Box, outputs: int) -> list[_Row]:
     """Narrow the box by conditions on single inputs; return those on outputs as rows."""
     rows = []
+    inputs = len(box.lower)
     for atom in conditions:
         if isinstance(atom, _Limit):
-            if atom.index >= len(lower):
+            if atom.index >= inputs:
                 raise SpecificationError(f"X_{atom.index} is not declared")
-            if atom.upper:
-                upper[atom.index] = min(upper[atom.index], atom.number)
-            else:
-                lower[atom.index] = max(lower[atom.index], atom.number)
+            box.narrow(atom)
             continue
         terms = {variable: c for variable, c in atom.linear.terms.items() if c}
         kinds = {kind for kind, _ in terms}
         for kind, index in terms:
-            if index >= (len(lower) if kind == "X" else outputs):
+            if index >= (inputs if kind == "X" else outputs):
                 raise SpecificationError(f"{kind}_{index} is not declared")
         if kinds == {"X"} and len(terms) == 1:
             ((_, index), coefficient) = next(iter(terms.items()))
             limit = -atom.linear.constant / coefficient
-            if coefficient > 0:
-                upper[index] = min(upper[index], _rounded(limit, up=True))
-            else:
-                lower[index] = max(lower[index], _rounded(limit, up=False))
+            nearest = _nearest(limit)
+            box.narrow(_between(index, nearest, Fraction(nearest), limit, coefficient > 0, atom.strict))
         elif "X" in kinds:
             raise SpecificationError("a condition that couples several inputs, or inputs with outputs")
         else:
-            row = np.zeros(outputs)
-            for (_, index), coefficient in terms.items():
-                row[index] = _rounded(coefficient, up=True)
-            rows.append((row, _rounded(-atom.linear.constant, up=True), atom.strict))
+            rows.append(_row({index: c for (_, index), c in terms.items()}, atom, outputs))
     return rows
+
+
+def _row(terms: dict[int, Fraction], atom: _Atom, outputs: int) -> _Row:
+    """The condition with coefficients that are floating-point numbers: it is multiplied until they are."""
+    factor = Fraction(1)
+    if any(Fraction(_nearest(c)) != c for c in terms.values()):
+        factor = Fraction(math.lcm(*(c.denominator for c in terms.values())))
+    row = np.zeros(outputs)
+    for index, c in terms.items():
+        row[index] = _nearest(factor * c)
+        if Fraction(float(row[index])) != factor * c:
+            raise SpecificationError(f"the coefficient of Y_{index} has more digits than a floating-point number")
+    limit = -factor * atom.linear.constant
+    _nearest(limit)
+    return _Row(row, limit, atom.strict)
+
+
+def _nearest(number: Fraction) -> float:
+    try:
+        return number.numerator / number.denominator
+    except OverflowError:
+        raise SpecificationError("a number is out of range") from None
 
 
 def _rounded(number: Fraction, up: bool) -> float:
     """The nearest float on one side."""
-    try:
-        nearest = number.numerator / number.denominator
-    except OverflowError:
-        raise SpecificationError("a number is out of range") from None
+    nearest = _nearest(number)
     if up and Fraction(nearest) < number:
         return math.nextafter(nearest, math.inf)
     if not up and Fraction(nearest) > number:

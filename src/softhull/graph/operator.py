@@ -141,6 +141,10 @@ class Lines:
     upper_slope: Tensor
     upper_offset: Tensor
 
+    def take(self, instances: Tensor) -> Lines:
+        """The lines of some instances, in the order given."""
+        return Lines(*(getattr(self, f.name)[instances] for f in fields(self)))
+
 
 class Elementwise(Operator):
     """``y_i = f(x_i)`` with a scalar ``f``: relaxed entry by entry between two lines."""

@@ -9,7 +9,7 @@ step is affine (both sides share it), in the constant where it is a relaxation. 
 node are charged when they happen.
 
 Relaxations ask for intervals of their inputs, which are found on demand by walks of their own, met with interval
-arithmetic, and kept. One file per relaxation that is not entrywise: ``products.py`` and ``softmax.py``.
+arithmetic, and kept. What is done at a node is a rule of its operator (``rules.py``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from ..graph.graph import Graph
-from ..graph.operator import Affine, Bilinear, Elementwise, Interval, Lines
-from ..graph.ops.softmax import Softmax
+from ..graph.operator import Affine, Elementwise, Interval
 from ..graph.rounding import largest, share, underflow
-from . import products
+from . import products as products  # registers its rules
 from . import softmax as softmaxes
 from .free import Free
+from .knowledge import Knowledge
 from .methods import Linear, Paper
 from .perturbation import Region, inner
+from .rules import step, tightest
 from .structure import Structure, pieces, positions
 from .walk import Claim, Step, Walk
 
@@ -40,7 +41,8 @@ class OutOfTime(Exception):
 class LinearBounds:
     """Sound bounds on linear functions of the nodes of ``graph`` for all inputs of ``region``.
 
-    ``memory`` bounds the bytes of one coefficient tensor; specifications are walked in chunks that fit.
+    ``memory`` bounds the bytes of one coefficient tensor; specifications are walked in chunks that fit. What is found
+    of the nodes is kept in ``knowledge``; better knowledge makes other bounds (``knowing``).
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class LinearBounds:
         structure: Structure | None = None,
         memory: int = 1 << 24,
         deadline: float = math.inf,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self.graph = graph
         self.region = region
@@ -60,51 +63,23 @@ class LinearBounds:
         self.size = region.size
         self.deadline = deadline
         self.outward = method.rounding == "outward"
-        self._sizes: dict[int, Tensor] = {}
-        self._weights: dict[int, tuple[Tensor | None, Tensor]] = {}
-        self._rough: dict[int, Interval] = {}
-        self._known: dict[int, Interval] = {}
-        self.known_differences: dict[int, Interval | None] = {}
-        self._lines: dict[int, Lines] = {}
-        self.planes: dict[int, softmaxes.RowPlanes] = {}
-        self.more_planes: dict[int, list[softmaxes.DensePlanes]] = {}
+        self.knowledge = knowledge or Knowledge(self.structure)
 
     def take(self, instances: Tensor) -> LinearBounds:
         """The same bounds for some of the instances, in the order given; repetitions are allowed."""
-        part = LinearBounds(
-            self.graph, self.region.take(instances), self.method, self.structure, self.memory, self.deadline
-        )
-        for kept, found in (
-            (part._rough, self._rough),
-            (part._known, self._known),
-            (part.known_differences, self.known_differences),
-        ):
-            kept |= {i: pair and (pair[0][instances], pair[1][instances]) for i, pair in found.items()}
-        part._sizes = {i: size[instances] for i, size in self._sizes.items()}
-        part._weights = {
-            i: (None if weights is None else weights[instances], floor[instances])
-            for i, (weights, floor) in self._weights.items()
-        }
-        for i, planes in self.planes.items():
-            if isinstance(planes, softmaxes.DensePlanes):
-                part.planes[i] = planes.take(instances)
-        part.more_planes = {i: [p.take(instances) for p in more] for i, more in self.more_planes.items()}
-        return part
+        return self._like(self.region.take(instances), self.knowledge.take(instances))
+
+    def knowing(self, knowledge: Knowledge) -> LinearBounds:
+        """The same bounds with other knowledge."""
+        return self._like(self.region, knowledge)
+
+    def _like(self, region: Region, knowledge: Knowledge) -> LinearBounds:
+        return LinearBounds(self.graph, region, self.method, self.structure, self.memory, self.deadline, knowledge)
 
     def check_time(self) -> None:
         """Raise OutOfTime after the deadline (a value of ``time.monotonic``); called between pieces of work."""
-        if time.monotonic() > self.deadline:
+        if time.monotonic() >= self.deadline:
             raise OutOfTime
-
-    def renew_after(self, index: int) -> None:
-        """Let what was derived from earlier bounds of a node be found again from better ones."""
-        for later in [i for i in self._known if i >= index]:
-            self._rough[later] = self._known.pop(later)
-        for kept in (self._lines, self.planes, self.more_planes):
-            for later in [i for i in kept if i >= index]:
-                del kept[later]
-        for later in [i for i in self.known_differences if i > index]:
-            del self.known_differences[later]
 
     # What is known of a node on its own
 
@@ -115,10 +90,7 @@ class LinearBounds:
         """
         if index < 0:
             return self.region.lower, self.region.upper
-        if index not in self._known:
-            with torch.no_grad():
-                self._known[index] = self._refine(index, consumer)
-        return self._known[index]
+        return self.knowledge.find("interval", index, lambda: self._tightest(index, consumer))
 
     def prepare(self, index: int) -> None:
         """Find what the entrywise relaxations up to a node need, first to last, so that walks do not nest deeply."""
@@ -130,33 +102,36 @@ class LinearBounds:
         """Bounds by interval arithmetic on whatever is known of earlier nodes; starts no walk."""
         if index < 0:
             return self.region.lower, self.region.upper
-        if index in self._known:
-            return self._known[index]
-        if index not in self._rough:
-            node = self.graph.nodes[index]
-            with torch.no_grad():
-                for earlier in range(index):
-                    if earlier not in self._rough and earlier not in self._known:
-                        self.rough(earlier)
-                self._rough[index] = node.operator.interval(*(self.rough(i) for i in node.inputs))
-        return self._rough[index]
+        knowledge = self.knowledge
+        if index in knowledge.known("interval"):
+            return self.interval(index)
 
-    def _refine(self, index: int, consumer: Elementwise | None) -> Interval:
-        node = self.graph.nodes[index]
-        operator = node.operator
-        source = self.structure.source(index)
+        def prove() -> Interval:
+            for earlier in sorted(set(range(index)) - knowledge.known("rough")):  # so that rules do not nest deeply
+                self.rough(earlier)
+            node = self.graph.nodes[index]
+            return node.operator.interval(*(self.rough(i) for i in node.inputs))
+
+        return knowledge.find("rough", index, prove)
+
+    def _tightest(self, index: int, consumer: Elementwise | None) -> Interval:
+        node, source = self.graph.nodes[index], self.structure.source(index)
         if source != index:
             lower, upper = self.interval(source, consumer if source >= 0 else None)
             order = self.structure.order(index)
             return reorder(lower, order, node.shape), reorder(upper, order, node.shape)
-        everywhere = self.method.everywhere
-        if isinstance(operator, Elementwise) and not everywhere:
-            return operator.interval(self.interval(node.inputs[0], operator))
-        if isinstance(operator, Softmax) and not everywhere:
-            return softmaxes.probabilities(self, index)
-        lower, upper = operator.interval(*(self.interval(i) for i in node.inputs)) if everywhere else self.rough(index)
+        if self.method.everywhere:
+            return self.walked(index, None)
+        return tightest(node.operator, self, index, consumer)
+
+    def walked(self, index: int, consumer: Elementwise | None) -> Interval:
+        """Bounds by one walk for every entry that can gain from it, met with interval arithmetic."""
+        node, everywhere = self.graph.nodes[index], self.method.everywhere
+        lower, upper = (
+            node.operator.interval(*(self.interval(i) for i in node.inputs)) if everywhere else self.rough(index)
+        )
         useful = torch.ones_like(lower, dtype=torch.bool).flatten(1)
-        if consumer is not None and not everywhere:
+        if consumer is not None:
             useful = ~_already_linear(consumer, lower, upper)
         wanted = useful.any(0).nonzero()[:, 0]
         lower, upper = lower.clone(), upper.clone()
@@ -177,10 +152,7 @@ class LinearBounds:
 
     def differences(self, index: int) -> Interval | None:
         """Bounds ``[B, rows, K, K]`` on ``x_j - x_k`` within the rows of a softmax, if known."""
-        if index not in self.known_differences:
-            with torch.no_grad():
-                self.known_differences[index] = softmaxes.differences(self, index)
-        return self.known_differences[index]
+        return self.knowledge.find("differences", index, lambda: softmaxes.differences(self, index))
 
     # What rounding costs
 
@@ -190,11 +162,12 @@ class LinearBounds:
 
     def sizes(self, index: int) -> Tensor:
         """The largest absolute value ``[B, *shape]`` of every entry of a node, without a walk for its own sake."""
-        if index not in self._sizes:
+
+        def prove() -> Tensor:
             self.prepare(index)  # functions defined on a part of the line must not meet rough bounds
-            with torch.no_grad():
-                self._sizes[index] = largest(*self.rough(index))
-        return self._sizes[index]
+            return largest(*self.rough(index))
+
+        return self.knowledge.find("sizes", index, prove)
 
     def charge(self, A: Tensor, weights: Tensor) -> Tensor:
         """``<|A|, weights>``; coefficients of zero cost nothing, not even where the node is unbounded."""
@@ -208,20 +181,20 @@ class LinearBounds:
 
     def charge_of_step(self, index: int, A: Tensor) -> Tensor:
         """What the rounding of an affine step costs, and the underflow of any step, where errors are not relative."""
-        node = self.graph.nodes[index]
-        operator = node.operator
-        if index not in self._weights:
-            with torch.no_grad():
-                sizes = [self.sizes(i) for i in node.inputs]
-                entries = math.prod(node.shape)
-                reach = torch.stack([torch.where(s.isfinite(), s, 0.0).flatten(1).sum(1) for s in sizes]).sum(0)
-                weights = None
-                if isinstance(operator, Affine) and not operator.exact_backward:
-                    # Every coefficient passed back, and the constant, is a sum over at most all entries of the node.
-                    weights = self.share(entries) * operator.magnitude(*sizes)
-                self._weights[index] = weights, (entries + 1) * underflow(A.dtype) * (1 + reach)
-        weights, floor = self._weights[index]
+        weights, floor = self.knowledge.find("costs", index, lambda: self._costs(index))
         return floor if weights is None else floor + self.charge(A, weights)
+
+    def _costs(self, index: int) -> tuple[Tensor | None, Tensor]:
+        """What one unit of every coefficient costs, ``[B, *shape]`` (None: nothing), and what any step costs."""
+        node = self.graph.nodes[index]
+        sizes = [self.sizes(i) for i in node.inputs]
+        entries = math.prod(node.shape)
+        reach = torch.stack([torch.where(s.isfinite(), s, 0.0).flatten(1).sum(1) for s in sizes]).sum(0)
+        weights = None
+        if isinstance(node.operator, Affine) and not node.operator.exact_backward:
+            # Every coefficient passed back, and the constant, is a sum over at most all entries of the node.
+            weights = self.share(entries) * node.operator.magnitude(*sizes)
+        return weights, (entries + 1) * underflow(reach.dtype) * (1 + reach)
 
     # Linear functions of a node
 
@@ -252,56 +225,6 @@ class LinearBounds:
         half = C.shape[0]
         return lower[:half], -lower[half:]
 
-    def step(
-        self, index: int, A: Tensor, contract: bool = False, free: Free | None = None
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Coefficients on the inputs of a node, and the constant, that bound ``<A, node>`` from below."""
-        node = self.graph.nodes[index]
-        operator = node.operator
-        if isinstance(operator, Affine):
-            return operator.backward(A, tuple(self.graph.shape_of(i) for i in node.inputs))
-        if isinstance(operator, Elementwise):
-            lines = self.lines(index, A.shape[0], free)
-            rising = A >= 0
-            slope = torch.where(rising, lines.lower_slope, lines.upper_slope)
-            offset = torch.where(rising, lines.lower_offset, lines.upper_offset)
-            return (A * slope,), (A * offset).flatten(2).sum(-1)
-        if isinstance(operator, Bilinear):
-            return products.step(self, index, A, contract, free)
-        if isinstance(operator, Softmax):
-            return softmaxes.step(self, index, A, free)
-        raise NotImplementedError(f"no linear relaxation for {operator.name} at {node.label}")
-
-    def lines(self, index: int, specifications: int, free: Free | None) -> Lines:
-        node = self.graph.nodes[index]
-        operator = node.operator
-        assert isinstance(operator, Elementwise)
-        if free is not None:
-            lower, upper = self.interval(node.inputs[0], operator)
-            lower, upper = (end.expand(specifications, *end.shape) for end in (lower, upper))
-            lines = operator.lines(lower, upper, free(index, "line", operator.start(lower, upper), axis=2))
-            return self._charged(index, lines)
-        if index not in self._lines:
-            self._lines[index] = self._charged(index, operator.lines(*self.interval(node.inputs[0], operator)))
-        return self._lines[index]
-
-    def _charged(self, index: int, lines: Lines) -> Lines:
-        """Lines moved apart by what multiplying them with coefficients and adding up their offsets may cost."""
-        if not self.outward:
-            return lines
-        node = self.graph.nodes[index]
-        size = self.sizes(node.inputs[0])
-        slopes, offsets = (lines.lower_slope, lines.upper_slope), (lines.lower_offset, lines.upper_offset)
-        with torch.no_grad():
-            along, up = self.share(1), self.share(math.prod(node.shape))
-            below, above = (along * slope.abs() * size + up * offset.abs() for slope, offset in zip(slopes, offsets))
-        offsets = offsets[0] - below, offsets[1] + above
-        if not bool(size.isfinite().all()):  # no slope is worth its rounding where the node is unbounded
-            bounded, ends = size.isfinite(), node.operator.interval(self.interval(node.inputs[0]))
-            slopes = slopes[0].where(bounded, 0.0), slopes[1].where(bounded, 0.0)
-            offsets = offsets[0].where(bounded, ends[0]), offsets[1].where(bounded, ends[1])
-        return Lines(slopes[0], offsets[0], slopes[1], offsets[1])
-
     def _input_minimum(self, claim: Claim) -> Tensor:
         """The bound that the region gives; adding its two parts is the last operation that rounds."""
         total = claim.bound.expand(-1, self.size)
@@ -330,8 +253,9 @@ class LinearWalk(Walk):
         return claim
 
     def step(self, index: int, A: Tensor) -> Step:
-        backs, shift = self.bounds.step(index, A, self.contract, self.free)
-        return zip(self.bounds.graph.nodes[index].inputs, backs), shift
+        node = self.bounds.graph.nodes[index]
+        backs, shift = step(node.operator, self.bounds, index, A, self.contract, self.free)
+        return zip(node.inputs, backs), shift
 
     def cost_of_step(self, index: int, A: Tensor, constant: Tensor) -> Tensor | float:
         bounds = self.bounds

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from .crown import LinearBounds
 from .free import Free
-from .softmax import refine_differences
+from .softmax import better_differences
 
 
 def optimized_lower(
@@ -37,9 +39,12 @@ def optimized_lower(
     return best
 
 
-def optimize_differences(bounds: LinearBounds, steps: int, rate: float) -> None:
-    """Tighten the score differences of every softmax met so far, first to last, and what follows from them."""
+def with_better_differences(bounds: LinearBounds, steps: int, rate: float) -> LinearBounds:
+    """Bounds with better differences for every softmax met so far, first to last, by gradient steps on each."""
     never = torch.full((bounds.size,), torch.inf, dtype=bounds.region.lower.dtype, device=bounds.region.lower.device)
-    for index in sorted(bounds.known_differences):
-        if refine_differences(bounds, index, lambda i, C: optimized_lower(bounds, i, C, steps, rate, never)):
-            bounds.renew_after(index)
+    for index in sorted(bounds.knowledge.known("differences")):
+        lower = partial(optimized_lower, bounds, steps=steps, rate=rate, target=never)
+        found = better_differences(bounds, index, lower)
+        if found is not None:
+            bounds = bounds.knowing(bounds.knowledge.with_differences(index, found))
+    return bounds

@@ -50,7 +50,7 @@ class Perturbation:
                     f"input {float(x[index])!r} at index {index} lies outside the clip range {self.clip}"
                 )
             lower, least, most, upper = (end.clamp(low, high) for end in (lower, least, most, upper))
-        lower, upper = _at_most(lower, dtype), -_at_most(-upper, dtype)
+        lower, upper = rounded_down(lower, dtype), -rounded_down(-upper, dtype)
         if self.norm == math.inf:
             return Region(lower, upper, inner=(least, most))
         return Region(lower, upper, x, size, self.norm, inner=(least, most))
@@ -66,7 +66,7 @@ def _sum_between(a: Tensor, b: Tensor) -> Interval:
     return below, torch.where(error > 0, torch.nextafter(total, infinite), total)
 
 
-def _at_most(x: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x`` in another format, rounded down."""
     y = x.to(dtype)
     return torch.where(y.double() > x, torch.nextafter(y, torch.full_like(y, -math.inf)), y)

@@ -17,22 +17,21 @@ from ..graph.operator import Bilinear
 from ..graph.rounding import largest
 from . import contraction
 from .free import Free
+from .rules import Backs, step
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
 
 
-def step(
-    bounds: LinearBounds, index: int, C: Tensor, contract: bool, free: Free | None
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Coefficients on both factors and the constant that bound ``<C, product>`` from below."""
+@step.register(Bilinear)
+def _(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, contract: bool, free: Free | None) -> Backs:
     found = contraction.contract(bounds, index, C, free) if contract else None
     if found is None:
-        return _term_by_term(bounds, index, C, free)
+        return _term_by_term(operator, bounds, index, C, free)
     coefficients, constant, rest = found
     if rest is None:
         return coefficients, constant
-    backs, more = _term_by_term(bounds, index, rest, None)
+    backs, more = _term_by_term(operator, bounds, index, rest, None)
     sums = tuple(ours + theirs for ours, theirs in zip(coefficients, backs))
     constant = constant + more
     if bounds.outward:
@@ -42,11 +41,9 @@ def step(
     return sums, constant
 
 
-def _term_by_term(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> tuple[tuple[Tensor, ...], Tensor]:
+def _term_by_term(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> Backs:
     """One pair of McCormick planes per scalar product, mixed per output entry and shared along the inner dimension."""
     node = bounds.graph.nodes[index]
-    operator = node.operator
-    assert isinstance(operator, Bilinear)
     (lx, ux), (ly, uy) = (bounds.interval(i) for i in node.inputs)
 
     def pull(coefficients: Tensor, side: int, other: Tensor) -> Tensor:

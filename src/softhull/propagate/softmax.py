@@ -18,10 +18,11 @@ from torch import Tensor
 from ..bounds.planes import Planes
 from ..bounds.softmax import softmax_bounds, softmax_planes
 from ..bounds.table import find_bound
-from ..graph.operator import Interval
+from ..graph.operator import Elementwise, Interval
 from ..graph.ops.softmax import Softmax
 from ..graph.rounding import outward
 from .free import Free
+from .rules import Backs, step, tightest
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ class CompactPlanes:
 RowPlanes = DensePlanes | CompactPlanes
 
 
-def step(bounds: LinearBounds, index: int, A: Tensor, free: Free | None) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Coefficients on the scores and the constant that bound ``<A, probabilities>`` from below."""
-    axis = _axis(bounds, index)
+@step.register(Softmax)
+def _(operator: Softmax, bounds: LinearBounds, index: int, A: Tensor, contract: bool, free: Free | None) -> Backs:
+    axis = operator.axis
     rows = A.movedim(axis + 2, -1)
     leading = rows.shape
     # Every instance has planes of its own, whether the coefficients differ between instances or not.
@@ -136,14 +137,14 @@ def step(bounds: LinearBounds, index: int, A: Tensor, free: Free | None) -> tupl
     return (back,), constant
 
 
-def probabilities(bounds: LinearBounds, index: int) -> Interval:
+@tightest.register(Softmax)
+def _(operator: Softmax, bounds: LinearBounds, index: int, consumer: Elementwise | None) -> Interval:
     """Exact extrema of every probability, given the score box and the score differences."""
-    node = bounds.graph.nodes[index]
-    lower, upper = node.operator.interval(bounds.interval(node.inputs[0]))
+    lower, upper = operator.interval(bounds.interval(bounds.graph.nodes[index].inputs[0]))
     low, high, known = _scores(bounds, index)
     if known is None:
         return lower, upper
-    axis = _axis(bounds, index)
+    axis = operator.axis
     shape = lower.movedim(axis + 1, -1).shape
     least, most = softmax_bounds(low, low, high, "const", differences=known, rounding=bounds.method.rounding)
     assert least is not None
@@ -163,8 +164,7 @@ def differences(bounds: LinearBounds, index: int) -> Interval | None:
     low, high = lower[..., :, None] - upper[..., None, :], upper[..., :, None] - lower[..., None, :]
     found = outward(low, high) if bounds.outward else (low, high)
     contract = method.contract and _pairs(bounds, index) <= _FEW_PAIRS
-    _tighten(bounds, index, found, lambda i, C: bounds.between(i, C, contract))
-    return found
+    return _tighten(bounds, index, found, lambda i, C: bounds.between(i, C, contract))
 
 
 def _scores(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval | None]:
@@ -194,18 +194,19 @@ def _known(bound: Tensor, nothing: float) -> Tensor:
     return torch.where(bound.isnan(), torch.full_like(bound, nothing), bound)
 
 
-def refine_differences(bounds: LinearBounds, index: int, lower_bound: Callable[[int, Tensor], Tensor]) -> bool:
-    """Tighten the known differences of one softmax by other lower bounds; False where there are too many."""
+def better_differences(
+    bounds: LinearBounds, index: int, lower_bound: Callable[[int, Tensor], Tensor]
+) -> Interval | None:
+    """The known differences of one softmax met with those by other lower bounds; None where there are too many."""
     found = bounds.differences(index)
     if found is None or _pairs(bounds, index) > _FEW_PAIRS:
-        return False
+        return None
 
     def between(node: int, C: Tensor) -> Interval:
         both = lower_bound(node, torch.cat((C, -C)))
         return both[: len(C)], -both[len(C) :]
 
-    _tighten(bounds, index, found, between)
-    return True
+    return _tighten(bounds, index, found, between)
 
 
 def _pairs(bounds: LinearBounds, index: int) -> int:
@@ -213,10 +214,10 @@ def _pairs(bounds: LinearBounds, index: int) -> int:
     return math.prod(shape) * (shape[_axis(bounds, index)] - 1) // 2
 
 
-def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callable[[int, Tensor], Interval]) -> None:
-    """Meet bounds ``[B, rows, K, K]`` on all differences, in place, with those that ``between`` gives."""
+def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callable[[int, Tensor], Interval]) -> Interval:
+    """Bounds ``[B, rows, K, K]`` on all differences met with those that ``between`` gives."""
     node = bounds.graph.nodes[index]
-    low, high = found
+    low, high = (end.clone() for end in found)
     B, R, K, _ = low.shape
     size = math.prod(node.shape)
     first, second = torch.triu_indices(K, K, 1, device=low.device)
@@ -230,29 +231,29 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
         C[positions(part), 0, minus[part]] = -1
         parts.append(between(node.inputs[0], C.reshape(len(part), 1, *node.shape)))
     if not parts:
-        return
+        return found
     least, most = (torch.cat(ends).T.reshape(B, R, -1) for ends in zip(*parts))
     low[..., first, second] = torch.maximum(low[..., first, second], least)
     high[..., first, second] = torch.minimum(high[..., first, second], most)
     low[..., second, first] = torch.maximum(low[..., second, first], -most)
     high[..., second, first] = torch.minimum(high[..., second, first], -least)
+    return low, high
 
 
 def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: Free | None = None) -> RowPlanes:
-    """Planes of all rows of one softmax, found once and kept in ``bounds``; free parameters mix them with others."""
-    if index not in bounds.planes:
-        with torch.no_grad():
-            (bounds.planes[index],) = _charged(bounds, index, [_tangent_planes(bounds, index)])
-    planes = bounds.planes[index]
+    """Planes of all rows of one softmax; free parameters mix them with others."""
+    knowledge = bounds.knowledge
+    planes = knowledge.find("planes", index, lambda: _charged(bounds, index, [_tangent_planes(bounds, index)])[0])
     if free is None or planes.below.shape[-1] > _MIXED_UP_TO:
         return planes
-    if index not in bounds.more_planes:
-        with torch.no_grad():
-            further = _further_planes(bounds, index)
-            if not torch.equal(planes.at, further[0].at):  # only planes of one anchor may be mixed
-                planes = _tangent_planes(bounds, index)
-            bounds.more_planes[index] = _charged(bounds, index, [planes, *further])
-    planes, *further = bounds.more_planes[index]
+
+    def to_mix() -> list[Any]:
+        further = _further_planes(bounds, index)
+        # Only planes of one anchor may be mixed.
+        first = planes if torch.equal(planes.at, further[0].at) else _tangent_planes(bounds, index)
+        return _charged(bounds, index, [first, *further])
+
+    planes, *further = knowledge.find("mixed planes", index, to_mix)
     start = planes.at.new_zeros(2, specifications, *planes.at.shape, len(further))
     shares = free(index, "planes", start, axis=2)
     for i, other in enumerate(further):
@@ -267,17 +268,18 @@ def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: 
     return planes
 
 
-def touch(bounds: LinearBounds, index: int, at: Tensor) -> None:
-    """Let the planes of one softmax be tangent at scores ``[B, rows, K]``, moved into their box; long rows keep theirs.
+def touching(bounds: LinearBounds, index: int, at: Tensor) -> LinearBounds:
+    """Bounds whose planes of one softmax are tangent at scores ``[B, rows, K]``, moved into their box, if not too long.
 
     Where parameters are optimised, planes tangent at the middle are mixed with others, as ever.
     """
     if at.shape[-1] > _DENSE_UP_TO:
-        return
+        return bounds
     with torch.no_grad():
         lower, upper, known = _scores(bounds, index)
         at = torch.minimum(torch.maximum(at, lower), upper)
-        (bounds.planes[index],) = _charged(bounds, index, [_dense(*_both_sides(bounds, lower, upper, at, known))])
+        (planes,) = _charged(bounds, index, [_dense(*_both_sides(bounds, lower, upper, at, known))])
+    return bounds.knowing(bounds.knowledge.with_planes(index, planes))
 
 
 def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:

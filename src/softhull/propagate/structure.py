@@ -46,6 +46,14 @@ class Structure:
         order = self._order[index] if index >= 0 else None
         return torch.arange(math.prod(self.graph.shape_of(index))) if order is None else order
 
+    def after(self, index: int) -> set[int]:
+        """The nodes that depend on a node."""
+        found: set[int] = set()
+        for later, node in enumerate(self.graph.nodes[index + 1 :], start=index + 1):
+            if any(i == index or i in found for i in node.inputs):
+                found.add(later)
+        return found
+
     def width(self, index: int) -> int:
         """The largest number of entries of the input and all nodes up to this one."""
         return self._width[index] if index >= 0 else math.prod(self.graph.input_shape)

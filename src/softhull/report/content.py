@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..runs.rows import Row
 from ..runs.store import VERDICTS, Store
+from ..verify.scores import worst_when
 from .datasets import dataset_content
 from .labels import method_labels, network_names
 from .pictures import no_pictures, pictures
@@ -74,15 +75,19 @@ def _task(task: dict[str, Any], label: str, network: str, picture_set: int | Non
     plain: dict[str, Any] = {name: _plain(task[name]) for name in kept}
     if task["question"] == "dataset":  # what its rows show, sample by sample
         plain["score"] = "probability of the label"
-    # A margin and a probability of the label are bad when they are low, every other score when it is high.
-    worst_when = "low" if task["score"] == "margin" or task["question"] == "dataset" else "high"
     return plain | {
         "clip": _plain(clip),
         "label": label,
         "network": network,
-        "worst_when": worst_when,
+        "worst_when": _worst_when(task),
         "pictures": picture_set,
     }
+
+
+def _worst_when(task: dict[str, Any]) -> str:
+    if task["question"] == "dataset":
+        return "low"
+    return "high" if task["score"] is None else worst_when(task["score"])
 
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:

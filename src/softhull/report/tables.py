@@ -130,7 +130,9 @@ def network_table(name: str, input_shape: tuple[int, ...], rows: list[NetworkRow
 def verdict_table(result: Result) -> Table:
     """How many instances got which verdict, and what can be done about the rest."""
     rounded = "" if result.rounding == "outward" else "; rounded to nearest: certified up to rounding errors"
-    table = _plain_table(f"{len(result)} instances, {result.cpu_seconds:.1f} CPU seconds{rounded}")
+    stored = sum(record.from_store for record in result.records)
+    read = f"; {stored} read from the store (--recheck computes them again)" if stored else ""
+    table = _plain_table(f"{len(result)} instances, {result.cpu_seconds:.1f} CPU seconds{rounded}{read}")
     table.add_column("verdict")
     table.add_column("instances", justify="right")
     table.add_column("share", justify="right")

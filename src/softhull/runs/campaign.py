@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LARGEST_FILE = 1 << 20
 MOST_TASKS = 10_000
+STORE = "runs.db"  # unless it is named
 BUNDLED = "softhull:"  # in front of a file that comes with the package
 
 _KEYS = {
@@ -32,6 +34,7 @@ _KEYS = {
 }
 _NEEDED = {"networks": (), "data": ("file",), "perturbations": ("eps",), "methods": ("name",), "questions": ("ask",)}
 _SECTIONS = (*_NEEDED, "run")
+_HERE = re.compile(r"local(:[0-9]+)?|dask")  # executors that stay on this machine
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,25 @@ def load_campaign(path: str | Path) -> Campaign:
         raise CampaignError(f"{path}: {reader.place}: {problem}") from None
 
 
+def store_of(campaign: str | Path, name: Any) -> Path:
+    """The store that a campaign file names, in its own folder; any other place only on the command line."""
+    folder = Path(campaign).absolute().parent
+    place = folder / str(name)
+    # SQLite writes beside the store, too, and follows links.
+    written = [Path(f"{place}{end}") for end in ("", "-wal", "-shm", "-journal")]
+    home = folder.resolve()
+    try:
+        inside = isinstance(name, str) and all(file.resolve().is_relative_to(home) for file in written)
+    except (ValueError, OSError, RuntimeError):  # a name that is none, links in a circle
+        inside = False
+    if not inside:
+        raise CampaignError(
+            f"{campaign}: run.store: {str(name)[:80]!r} is not a file in the folder of the campaign; "
+            "another place only on the command line, with --store"
+        )
+    return place
+
+
 class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,6 +105,7 @@ class _Reader:
         if not isinstance(run, dict):
             self.fail("run", "write [run], not [[run]]")
         self._known("run", "run", run)
+        self._allowed(run)
         for place, entry in self._entries("networks"):
             self._network(place, entry)
         for place, entry in self._entries("data"):
@@ -107,6 +130,17 @@ class _Reader:
                 )
         models = {n.sha256: ModelFile(n.path, n.model) for listed in self.networks.values() for n in listed}
         return Campaign(str(self.path), tuple(works), models, run)
+
+    def _allowed(self, run: dict[str, Any]) -> None:
+        """A file from somebody else may neither open a connection nor write outside its own folder."""
+        executor = run.get("executor", "local")
+        if not (isinstance(executor, str) and _HERE.fullmatch(executor)):
+            self.fail(
+                "run.executor",
+                f"{str(executor)[:80]!r}: a campaign file may name local, local:N or dask; "
+                "anything else only on the command line, with --executor",
+            )
+        store_of(self.path, run.get("store", STORE))
 
     def fail(self, place: str, message: str) -> None:
         raise CampaignError(f"{self.path}: {place}: {message}")
@@ -247,6 +281,7 @@ class _Reader:
                     method,
                     bound,
                     keywords,
+                    question.defaults(),
                 )
                 yield Work(task, dataset, indices)
 

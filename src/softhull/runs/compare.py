@@ -26,7 +26,6 @@ CRITERIA = {
 }
 _PROBLEM = ("index", "question", "network", "data", "eps", "norm", "clip_low", "clip_high", "property", "score")
 _HOW = ("method", "softmax_bound", "rounding", "settings", "version")
-_LOW_IS_WORST = ("margin",)
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _side(value: str, cells: Sequence[dict[str, Row]], score: str | None) -> Sid
     certified = [cell for cell in cells if cell[value].verdict == "certified"]
     alone = sum(sum(row.verdict == "certified" for row in cell.values()) == 1 for cell in certified)
     bounds = [row.bound for row in own if row.bound is not None and math.isfinite(row.bound)]
-    sign = -1 if score in _LOW_IS_WORST else 1
+    sign = -1 if score is not None and _is_bad_when_low(score) else 1
     tightest = sum(all(_loose(cell[value], sign) <= _loose(row, sign) for row in cell.values()) for cell in cells)
     mean = sum(bounds) / len(bounds) if score is not None and bounds else None
     cpu = [row.cpu_seconds for row in own]
@@ -135,6 +134,12 @@ def _side(value: str, cells: Sequence[dict[str, Row]], score: str | None) -> Sid
         median(cpu) if cpu else 0.0,
         sum(cpu),
     )
+
+
+def _is_bad_when_low(score: str) -> bool:
+    from ..verify.scores import worst_when  # loads torch, which comparing verdicts does not need
+
+    return worst_when(score) == "low"
 
 
 def _loose(row: Row, sign: int) -> float:

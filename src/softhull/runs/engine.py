@@ -39,7 +39,10 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may use: seconds an instance and in all, bytes a worker, instances at once; errors tried again."""
+    """What a run may use: seconds an instance and in all, bytes a worker, instances at once.
+
+    ``again``: errors are tried again; ``recheck``: so is everything that the store knows already.
+    """
 
     timeout: float | None = None
     budget: float | None = None
@@ -47,6 +50,7 @@ class Limits:
     batch: int = 50
     device: str = "cpu"
     again: bool = False
+    recheck: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class _Run:
         self.tally.began = time.monotonic()
 
     def _still_open(self, chunk: _Chunk) -> _Chunk:
-        return chunk.only(self.store.unanswered(chunk.keys, self._limit(), self.limits.again))
+        return chunk.only(self.store.unanswered(chunk.keys, self._limit(), self.limits.again, self.limits.recheck))
 
     def _limit(self) -> float | None:
         limits = [] if self.limits.timeout is None else [self.limits.timeout]
@@ -180,7 +184,7 @@ class _Run:
             if size < len(chunk.keys):
                 chunk, rest = chunk.split(size)
                 self.open.appendleft(rest)
-            mine = self.store.claim(chunk.keys, self._limit(), self.limits.again)
+            mine = self.store.claim(chunk.keys, self._limit(), self.limits.again, self.limits.recheck)
             others = chunk.only([key for key in chunk.keys if key not in set(mine)])
             if others.keys:
                 self.elsewhere.append(others)
@@ -226,7 +230,7 @@ class _Run:
             self._keep(chunk, {chunk.keys[0]: Answer("error", message=found.reason)})
 
     def _keep(self, chunk: _Chunk, answers: dict[str, Answer]) -> None:
-        self.store.record(answers)
+        self.store.record(answers, self.limits.recheck)
         missing = [key for key in chunk.keys if key not in answers]
         if missing:
             self.store.release(missing)

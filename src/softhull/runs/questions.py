@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..boxes import as_index
 from ..errors import InvalidInput
 from .tasks import Answer, Task
 
@@ -59,10 +60,14 @@ class Question(ABC):
     def softmax_bound(self, method: Any, bound: str | None) -> str:
         """The name of the softmax bound in use."""
 
+    def defaults(self) -> dict[str, Any]:
+        """All other arguments of the question."""
+        parameters = inspect.signature(self.function()).parameters
+        return {name: p.default for name, p in parameters.items() if name not in _TAKEN | self.fixed}
+
     def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
         """All other arguments of the question, the given ones in place of the defaults."""
-        parameters = inspect.signature(self.function()).parameters
-        known = {name: p.default for name, p in parameters.items() if name not in _TAKEN | self.fixed}
+        known = self.defaults()
         for key, value in given.items():
             if key not in known:
                 raise InvalidInput(f"{self.name} has no {key!r}; it has {', '.join(sorted(known))}")
@@ -96,7 +101,7 @@ class Robustness(Question):
             raise InvalidInput(f"unknown property {found['property']!r}; choose all, runner-up or targets")
         if (found["property"] == "targets") != bool(found["targets"]):
             raise InvalidInput("property 'targets' and a list of targets belong together")
-        return found | {"targets": found["targets"] and tuple(int(target) for target in found["targets"])}
+        return found | {"targets": found["targets"] and tuple(as_index(t, "targets") for t in found["targets"])}
 
     def ask(
         self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]

@@ -15,7 +15,8 @@ class Row:
 
     ``bound`` is the certified number (of the margin, or of the score), ``softmax_bound`` the name of the softmax bound
     it rests on. ``verdict`` is one of ``softhull verify``, or for scores ``bounded``. ``cut_after`` tells the seconds
-    after which the work was cut short; ``finished`` is seconds since 1970. ``models`` and ``settings`` are JSON.
+    after which the work was cut short; ``finished`` is seconds since 1970. ``run`` and ``machine`` say, as far as the
+    store is to be believed, which of its runs found the answer and where. ``models`` and ``settings`` are JSON.
     """
 
     index: int
@@ -46,6 +47,8 @@ class Row:
     data_path: str
     settings: str
     task: int
+    run: int
+    machine: str | None
     key: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,19 +71,20 @@ SQL = {name: f"tasks.{name}" for name in COLUMNS} | {
         name: f"answers.{name}"
         for name in (
             *("verdict", "bound", "attack", "clean", "message", "cpu_seconds", "seconds"),
-            *("cut_after", "finished"),
+            *("cut_after", "finished", "run"),
         )
     },
+    "machine": "runs.machine",
 }
 
 # What a filter may compare, as numbers or as words.
 NUMBERS = (
     *("index", "label", "bound", "attack", "clean", "cpu_seconds", "seconds", "eps", "clip_low", "clip_high"),
-    *("cut_after", "task"),
+    *("cut_after", "task", "run"),
 )
 WORDS = (
     *("verdict", "question", "network", "data", "norm", "property", "score", "method", "softmax_bound", "rounding"),
-    *("version", "message"),
+    *("version", "message", "machine"),
 )
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from ..errors import StoreError
 
 APPLICATION = 0x73684C52  # "shLR": marks an SQLite file as a run store
-VERSION = 1
 LARGEST_VALUE = 64 << 20  # bytes of one text or blob
 PATIENCE = 60.0  # seconds to wait for another process that is writing
 
 # What was asked (tasks, instances), what was answered (answers), who is at work (runs, claims). Instances that ask the
 # same share one answer.
-TABLES = {
+_FIRST = {
     "runs": """CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
     machine TEXT NOT NULL,
@@ -76,6 +75,20 @@ TABLES = {
     run INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID""",
 }
+# Answers that a recheck found to be different: what the store said before, and what was computed instead.
+_SECOND = {
+    "rechecks": """CREATE TABLE rechecks (
+    key TEXT NOT NULL,
+    run INTEGER NOT NULL,
+    moment REAL NOT NULL,
+    was TEXT NOT NULL,
+    found TEXT NOT NULL
+) STRICT""",
+}
+# What each version adds, by name. An older store is brought up to date when it is opened to write, and read as it is;
+# whoever adds a version appends to this list and changes nothing before it.
+MIGRATIONS = (_FIRST, _SECOND)
+VERSION = len(MIGRATIONS)  # PRAGMA user_version
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
@@ -84,8 +97,11 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         connection = _connect(path.absolute().as_uri() + "?mode=rwc")
         try:
             if _is_empty(connection):
-                _create(connection, path)
-            _check(connection, path)
+                _use_log(connection, path)
+            else:
+                check(connection, path)
+            _migrate(connection, path)
+            check(connection, path)
             connection.execute("PRAGMA synchronous = FULL")
         except BaseException:
             connection.close()
@@ -113,7 +129,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA query_only = ON")
             if _is_empty(connection):
                 raise StoreError(f"{path}: not a run store; name the file that `softhull run --store` wrote")
-            _check(connection, path)
+            check(connection, path)
         except BaseException:
             connection.close()
             raise
@@ -159,17 +175,25 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
     return count == 0 and _number(connection, "application_id") == 0
 
 
-def _create(connection: sqlite3.Connection, path: Path) -> None:
+def _use_log(connection: sqlite3.Connection, path: Path) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreError(f"{path}: this place does not allow several processes at one store; use a local disk")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new store, or those that an older one lacks; all of it or nothing."""
+    if not _is_empty(connection) and _number(connection, "user_version") == VERSION:
+        return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _is_empty(connection):  # another process may have been faster
-            for statement in TABLES.values():
+        # Another process may have been faster.
+        version = 0 if _is_empty(connection) else check(connection, path)
+        for added in MIGRATIONS[version:]:
+            for statement in added.values():
                 connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -177,16 +201,19 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
         raise
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def check(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of a store; StoreError where it is none, too new, or has other tables than its version says."""
     if _number(connection, "application_id") != APPLICATION:
         raise StoreError(f"{path}: an SQLite file, but not a run store; name another --store")
-    version = _number(connection, "user_version")
+    version = max(1, _number(connection, "user_version"))
     if version > VERSION:
         raise StoreError(f"{path}: written by a newer softhull (schema {version}, known: {VERSION}); upgrade softhull")
     found = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
-    if found != TABLES:
-        odd = min((name for name, _ in set(found.items()) ^ set(TABLES.items())), key=str)
-        raise StoreError(f"{path}: not a run store of schema {VERSION}: table {str(odd)[:40]!r} is not as expected")
+    tables = {name: statement for added in MIGRATIONS[:version] for name, statement in added.items()}
+    if found != tables:
+        odd = min((name for name, _ in set(found.items()) ^ set(tables.items())), key=str)
+        raise StoreError(f"{path}: not a run store of schema {version}: table {str(odd)[:40]!r} is not as expected")
+    return version
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..deadlines import OUT_OF_TIME, deadline_after
+from ..errors import StoreError
 from .campaign import Work
 from .engine import Executor, Limits, conduct
 from .executors import Choice
@@ -83,28 +84,41 @@ class Asked:
             self.method,
             question.softmax_bound(self.method, self.bound),
             question.keywords(self.keywords),
+            question.defaults(),
         )
         return Work(task, self.dataset, self.indices)
 
 
 @dataclass(frozen=True)
 class Found:
-    """An answer per index, with its label, and the cost: processor seconds when it was found, seconds to get it."""
+    """An answer per index, with its label, and the cost: CPU seconds when it was found, seconds to get it.
+
+    ``differences``: where a recheck contradicts the store, ``{"index", "was", "found"}`` each.
+    """
 
     answers: list[tuple[int, int, Answer]]
     cpu_seconds: float
     seconds: float
+    differences: list[dict[str, Any]]
 
 
 def answer_through_store(
-    path: str, asked: Asked, timeout: float | None, device: str, choice: Choice | None = None
+    path: str,
+    asked: Asked,
+    timeout: float | None = None,
+    device: str = "cpu",
+    recheck: bool = False,
+    choice: Choice | None = None,
 ) -> Found:
-    """What the store knows in the end; an interrupt leaves what was done in it. ``choice``: who works, if not we."""
+    """What the store knows in the end; an interrupt leaves what was done in it.
+
+    ``recheck`` computes again what the store knows already. ``choice``: who works, if not this process.
+    """
     began = time.monotonic()
     deadline_after(timeout)
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
-    limits = Limits(budget=timeout, device=device)
+    limits = Limits(budget=timeout, device=device, recheck=recheck)
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
         files = {sha256: ModelFile(network.path, network.model) for sha256, network in networks.items()}
         team: Executor = InProcess(networks) if choice is None else choice.start(files, None)
@@ -112,47 +126,57 @@ def answer_through_store(
         labels = asked.dataset.y[asked.indices]
         keys = work.task.keys(asked.dataset.take(asked.indices), labels)
         known = store.answers(keys)
+        changed = {difference.key: difference for difference in store.differences}
     late = Answer("unknown", message=OUT_OF_TIME)
     answers = [(i, int(label), known.get(key, late)) for i, label, key in zip(asked.indices, labels, keys)]
-    return Found(answers, sum(answer.cpu_seconds for _, _, answer in answers), time.monotonic() - began)
+    differences = [{"index": i, **changed[key].to_dict()} for i, key in zip(asked.indices, keys) if key in changed]
+    spent = sum(answer.cpu_seconds for _, _, answer in answers)
+    return Found(answers, spent, time.monotonic() - began, differences)
 
 
-def robustness_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> Result:
+def robustness_result(found: Found, asked: Asked) -> Result:
     """The result of ``verify_robustness``."""
     from ..verify.result import Record, Result, Verdict
 
-    found = answer_through_store(path, asked, timeout, device)
-    records = tuple(
-        Record(i, Verdict(a.verdict), label, a.bound, a.attack, a.worst_input, a.message)
-        for i, label, a in found.answers
-    )
-    return Result(records, found.cpu_seconds, found.seconds, rounding=asked.method.rounding)
+    known = {verdict.value: verdict for verdict in Verdict}
+    records = []
+    for i, label, a in found.answers:
+        if a.verdict not in known:
+            raise StoreError(f"the store calls instance {i} {a.verdict}, which is no verdict of this question")
+        records.append(
+            Record(i, known[a.verdict], label, a.bound, a.attack, a.worst_input, a.message, from_store=a.from_store)
+        )
+    return Result(tuple(records), found.cpu_seconds, found.seconds, rounding=asked.method.rounding)
 
 
-def uncertainty_through_store(path: str, asked: Asked, timeout: float | None, device: str) -> UncertaintyResult:
+def uncertainty_result(found: Found, asked: Asked) -> UncertaintyResult:
     """The result of ``verify_uncertainty``, its numbers NaN where an instance failed or the time did not suffice."""
     from ..verify.scores import find_score
     from ..verify.uncertainty import ScoreRecord, UncertaintyResult
 
-    found = answer_through_store(path, asked, timeout, device)
     records = []
     for i, label, a in found.answers:
         bound, attack, clean = (np.nan if number is None else number for number in (a.bound, a.attack, a.clean))
         worst = np.array([]) if a.worst_input is None else a.worst_input
-        records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message))
+        failed = a.verdict == "error"
+        records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message, failed, from_store=a.from_store))
     score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
     return UncertaintyResult(score, tuple(records), (), found.cpu_seconds, found.seconds, rounding)
 
 
-def dataset_through_store(
-    path: str, asked: Asked, timeout: float | None, device: str, choice: Choice | None = None
-) -> DatasetReport:
+def dataset_result(found: Found, asked: Asked) -> DatasetReport:
     """The result of ``certify_dataset``; InvalidInput when the time did not suffice for all samples."""
     from ..verify.dataset import report_of_rows
 
-    found = answer_through_store(path, asked, timeout, device, choice)
     rows = [answer.worst_input for _, _, answer in found.answers]
     labels = np.array([label for _, label, _ in found.answers])
     notes = {place: a.message for place, (_, _, a) in enumerate(found.answers) if a.message}
-    cost, rounding = (found.cpu_seconds, found.seconds), asked.keywords["rounding"]
-    return report_of_rows(asked.perturbation.eps, labels, rows, asked.keywords["bins"], notes, *cost, rounding)
+    report = report_of_rows(asked.perturbation.eps, labels, rows, asked.keywords["bins"], notes)
+    stored = sum(answer.from_store for _, _, answer in found.answers)
+    return replace(
+        report,
+        cpu_seconds=found.cpu_seconds,
+        seconds=found.seconds,
+        rounding=asked.keywords["rounding"],
+        from_store=stored,
+    )

@@ -22,13 +22,19 @@ from ..errors import StoreError
 from .process import Process
 from .rows import COLUMNS, SQL, Row
 from .schema import explained, open_to_read, open_to_write
-from .tasks import Answer, Task
+from .tasks import Answer, Task, canonical
 from .where import Where
 
 # A process that cannot be seen from here counts as gone when it has not been heard of for so long.
 SILENCE = 120.0
 LARGEST_INPUT = 1 << 20  # bytes of a worst input worth keeping
-_JOINED = "FROM instances JOIN tasks ON tasks.id = instances.task JOIN answers ON answers.key = instances.key WHERE {}"
+_JOINED = (
+    "FROM instances JOIN tasks ON tasks.id = instances.task JOIN answers ON answers.key = instances.key "
+    "LEFT JOIN runs ON runs.id = answers.run WHERE {}"
+)
+# Another batch size moves bounds by second order and gradient steps by less than this share; a recheck says when more.
+NOISE = 1e-3
+_NUMBERS = ("bound", "attack", "clean")
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,18 @@ class Progress:
         return sum(self.verdicts.values())
 
 
+@dataclass(frozen=True)
+class Difference:
+    """An answer that a recheck found to be different: verdict and numbers that were in the store, and those found."""
+
+    key: str
+    was: dict[str, Any]
+    found: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"was": self.was, "found": self.found}
+
+
 class Store:
     """One store, opened by ``Store.read`` or ``Store.write``; a context manager.
 
@@ -55,6 +73,13 @@ class Store:
         self.path = path
         self._connection = connection
         self._run: int | None = None
+        self.differences: list[Difference] = []  # what rechecks of this run found
+        self.rechecked = 0  # how many answers of others this run has found again, whether different or not
+
+    @property
+    def run(self) -> int | None:
+        """The number of this run among ``runs``; None in a store opened to read."""
+        return self._run
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -145,11 +170,13 @@ class Store:
         found = {}
         with explained(self.path):
             for key in dict.fromkeys(keys):
-                query = f"SELECT worst_input, {', '.join(names)} FROM answers WHERE key = ?"
+                query = f"SELECT worst_input, run, {', '.join(names)} FROM answers WHERE key = ?"
                 row = self._connection.execute(query, (key,)).fetchone()
                 if row is not None:
                     worst = None if row[0] is None else _unpack(self.path, row[0])
-                    found[key] = Answer(worst_input=worst, **dict(zip(names, row[1:])))
+                    own = row[1] == self._run
+                    _check_verdict(self.path, row[2], key)
+                    found[key] = Answer(worst_input=worst, from_store=not own, **dict(zip(names, row[2:])))
         return found
 
     def verdicts(self, keys: Iterable[str]) -> dict[str, str]:
@@ -188,21 +215,25 @@ class Store:
             )
         return int(number)
 
-    def unanswered(self, keys: Iterable[str], limit: float | None = None, again: bool = False) -> list[str]:
+    def unanswered(
+        self, keys: Iterable[str], limit: float | None = None, again: bool = False, recheck: bool = False
+    ) -> list[str]:
         """The keys still to be worked on, in the order given, each once.
 
         An answer that was cut short counts only for runs that would allow no more time (``limit`` seconds, None:
-        any time) than it had; with ``again`` errors do not count.
+        any time) than it had; with ``again`` errors do not count, with ``recheck`` only what this run has found does.
         """
         most = math.inf if limit is None else limit
         with explained(self.path):
-            return [key for key in dict.fromkeys(keys) if not self._settled(key, most, again)]
+            return [key for key in dict.fromkeys(keys) if not self._settled(key, most, again, recheck)]
 
-    def claim(self, keys: Sequence[str], limit: float | None = None, again: bool = False) -> list[str]:
+    def claim(
+        self, keys: Sequence[str], limit: float | None = None, again: bool = False, recheck: bool = False
+    ) -> list[str]:
         """Take those of the keys that nobody has answered or is working on; no two processes get the same one."""
         most = math.inf if limit is None else limit
         with self._transaction() as connection:
-            free = [key for key in keys if not self._settled(key, most, again)]
+            free = [key for key in keys if not self._settled(key, most, again, recheck)]
             taken = []
             for key in free:
                 cursor = connection.execute("INSERT OR IGNORE INTO claims (key, run) VALUES (?, ?)", (key, self._run))
@@ -210,8 +241,35 @@ class Store:
                     taken.append(key)
         return taken
 
-    def record(self, answers: dict[str, Answer]) -> None:
-        """Keep what was found, all of it or, on a full disk, none of it; the claims end."""
+    def record(self, answers: dict[str, Answer], recheck: bool = False) -> None:
+        """Keep what was found, all of it or, on a full disk, none of it; the claims end.
+
+        With ``recheck`` it takes the place of what was known, unless it was cut short before that; where the two
+        differ the store remembers both.
+        """
+        with self._transaction() as connection:
+            different = self._recheck(connection, answers) if recheck else []
+            self._record(connection, answers, recheck)
+        self.differences += different
+
+    def _recheck(self, connection: sqlite3.Connection, answers: dict[str, Answer]) -> list[Difference]:
+        found = []
+        for key, answer in answers.items():
+            query = f"SELECT run, cut_after, verdict, {', '.join(_NUMBERS)} FROM answers WHERE key = ?"
+            row = connection.execute(query, (key,)).fetchone()
+            if row is None or row[0] == self._run or _cut_earlier(answer.cut_after, row[1]):
+                continue
+            self.rechecked += 1
+            was = {"verdict": row[2], **dict(zip(_NUMBERS, row[3:]))}
+            now = {"verdict": answer.verdict, **{name: getattr(answer, name) for name in _NUMBERS}}
+            if _differ(was, now):
+                was, now = ({name: _finite(value) for name, value in side.items()} for side in (was, now))
+                found.append(Difference(key, was, now))
+        rows = [(d.key, self._run, time.time(), canonical(d.was), canonical(d.found)) for d in found]
+        connection.executemany("INSERT INTO rechecks (key, run, moment, was, found) VALUES (?,?,?,?,?)", rows)
+        return found
+
+    def _record(self, connection: sqlite3.Connection, answers: dict[str, Answer], recheck: bool) -> None:
         now = time.time()
         rows = [
             (
@@ -230,19 +288,21 @@ class Store:
             )
             for key, answer in answers.items()
         ]
-        with self._transaction() as connection:
-            connection.executemany(
-                "INSERT INTO answers VALUES (?,?,?,?,?,?,?,?,?,?,?,?,1) ON CONFLICT (key) DO UPDATE SET "
-                "verdict = excluded.verdict, bound = excluded.bound, attack = excluded.attack, clean = excluded.clean, "
-                "cpu_seconds = excluded.cpu_seconds, seconds = excluded.seconds, message = excluded.message, "
-                "worst_input = excluded.worst_input, cut_after = excluded.cut_after, finished = excluded.finished, "
-                "run = excluded.run, times = times + 1 "
-                # What was worked out to the end stays; what was cut short gives way to more.
-                "WHERE answers.cut_after IS NOT NULL OR answers.verdict = 'error'",
-                rows,
-            )
-            connection.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in answers])
-            connection.execute("UPDATE runs SET alive = ? WHERE id = ?", (now, self._run))
+        # What was worked out to the end stays, unless it is checked; what was cut short gives way to more.
+        gives_way = "answers.cut_after IS NOT NULL OR answers.verdict = 'error'"
+        if recheck:
+            gives_way += " OR excluded.cut_after IS NULL"
+        connection.executemany(
+            "INSERT INTO answers (key, verdict, bound, attack, clean, cpu_seconds, seconds, message, worst_input, "
+            "cut_after, finished, run, times) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,1) ON CONFLICT (key) DO UPDATE SET "
+            "verdict = excluded.verdict, bound = excluded.bound, attack = excluded.attack, clean = excluded.clean, "
+            "cpu_seconds = excluded.cpu_seconds, seconds = excluded.seconds, message = excluded.message, "
+            "worst_input = excluded.worst_input, cut_after = excluded.cut_after, finished = excluded.finished, "
+            f"run = excluded.run, times = times + 1 WHERE {gives_way}",
+            rows,
+        )
+        connection.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in answers])
+        connection.execute("UPDATE runs SET alive = ? WHERE id = ?", (now, self._run))
 
     def release(self, keys: Iterable[str]) -> None:
         """Give back claims without an answer."""
@@ -268,9 +328,9 @@ class Store:
                     connection.execute("DELETE FROM claims WHERE run = ?", (number,))
             connection.execute("DELETE FROM claims WHERE run NOT IN (SELECT id FROM runs)")
 
-    def _settled(self, key: str, limit: float, again: bool) -> bool:
-        row = self._connection.execute("SELECT verdict, cut_after FROM answers WHERE key = ?", (key,)).fetchone()
-        if row is None or (again and row[0] == "error"):
+    def _settled(self, key: str, limit: float, again: bool, recheck: bool) -> bool:
+        row = self._connection.execute("SELECT verdict, cut_after, run FROM answers WHERE key = ?", (key,)).fetchone()
+        if row is None or (again and row[0] == "error") or (recheck and row[2] != self._run):
             return False
         return row[1] is None or not limit > row[1]
 
@@ -285,6 +345,22 @@ class Store:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+
+def _cut_earlier(now: float | None, before: float | None) -> bool:
+    """Whether an answer had less time than the one before it: it says nothing about that one."""
+    return now is not None and (before is None or now < before)
+
+
+def _differ(was: dict[str, Any], found: dict[str, Any]) -> bool:
+    if was["verdict"] != found["verdict"]:
+        return True
+    pairs = [(_finite(was[name]), _finite(found[name])) for name in ("bound", "clean")]  # attacks prove nothing
+    return any((a is None) != (b is None) or (a is not None and abs(a - b) > NOISE * (1 + abs(b))) for a, b in pairs)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _pack(array: np.ndarray | None) -> bytes | None:
@@ -317,9 +393,13 @@ def _unpack(path: Path, content: bytes) -> np.ndarray:
 
 
 def _checked(path: Path, row: Row) -> Row:
-    if row.verdict not in VERDICTS:
-        raise StoreError(f"{path}: damaged (verdict {row.verdict[:20]!r} of instance {row.index}); restore a copy")
+    _check_verdict(path, row.verdict, f"instance {row.index}")
     return row
+
+
+def _check_verdict(path: Path, verdict: str, where: str) -> None:
+    if verdict not in VERDICTS:
+        raise StoreError(f"{path}: damaged (verdict {verdict[:20]!r} of {where}); restore a copy")
 
 
 VERDICTS = ("certified", "falsified", "unknown", "misclassified", "bounded", "error")

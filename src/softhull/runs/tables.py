@@ -25,6 +25,7 @@ SHOWN = (
     "eps",
     "method",
     "softmax_bound",
+    "run",
 )
 
 

@@ -6,12 +6,33 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import __version__
+
+# The key of an answer, field by field: the arguments of a question and the settings of a method that it holds whatever
+# their value.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "robustness": ("property", "targets", "attack", "seed"),
+    "uncertainty": ("score", "separate", "seed", "rounding"),
+    "Auto": ("bound", "optimize", "rounding"),
+    "Linear": (
+        *("bound", "optimize", "differences", "simplex", "contract", "contract_limit", "learning_rate", "mixture"),
+        "rounding",
+    ),
+    "Paper": ("bound", "rounding"),
+    "SecondOrder": ("bound", "steps", "row_fit", "rounding"),
+    "Dual": ("steps", "stages", "learning_rate", "decay", "tolerance", "refresh"),
+    "CuttingPlanes": ("tolerance", "rounds", "warm_steps"),
+    "Conic": ("solver", "options", "warm_steps"),
+}
+# Fields that came later, with the value that answers without them were found with: left out of the key at that value,
+# so that those answers stay known, and part of it at any other. A new argument or setting gets its line here, and the
+# value stays even when the default changes.
+LATER: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -27,7 +48,7 @@ class Task:
     """A question with its network, perturbation, method and settings; instances are added by their inputs.
 
     ``method`` is a dataclass of plain values, ``keywords`` the other arguments of the question.
-    Whatever they hold is part of the key of an answer, names and paths are not.
+    What they hold is part of the key of an answer (see ``FIELDS``), names and paths are not.
     """
 
     question: str
@@ -40,6 +61,7 @@ class Task:
     method: Any
     softmax_bound: str
     keywords: dict[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict)  # of the keywords
 
     def settings(self) -> dict[str, Any]:
         """Everything that determines an answer beside the networks, the input and its label, as plain values."""
@@ -52,7 +74,7 @@ class Task:
             },
             "method": plain(self.method),
             "softmax_bound": self.softmax_bound,
-            "keywords": plain(self.keywords),
+            "keywords": _of_key(self.question, plain(self.keywords), self.defaults),
         }
 
     def columns(self) -> dict[str, Any]:
@@ -99,6 +121,7 @@ class Answer:
     cpu_seconds: float = 0.0
     seconds: float = 0.0
     cut_after: float | None = None
+    from_store: bool = False  # read from a store, and not found by the run that says so
 
 
 def instance_keys(
@@ -118,7 +141,9 @@ def instance_keys(
 def plain(value: Any) -> Any:
     """Dataclasses, tuples and numbers as JSON knows them; a dataclass says its kind."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__} | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        kind = type(value).__name__
+        found = {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": kind} | _of_key(kind, found, {f.name: f.default for f in fields(value)})
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -128,6 +153,17 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
+
+
+def _of_key(owner: str, values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a question or method that make a key: the listed ones, and others away from their usual value."""
+    usual = defaults | LATER.get(owner, {})
+    listed = FIELDS.get(owner, ())
+    return {
+        name: value
+        for name, value in values.items()
+        if name in listed or name not in usual or value != plain(usual[name])
+    }
 
 
 def canonical(value: Any) -> str:

@@ -62,6 +62,7 @@ class DatasetReport:
     cpu_seconds: float = 0.0
     seconds: float = 0.0
     rounding: str = "outward"
+    from_store: int = 0  # samples that were read from a run store, not computed here
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -185,6 +186,7 @@ class DatasetReport:
             "total": len(self),
             "bins": len(self.edges) - 1,
             "rounding": self.rounding,
+            "from_store": self.from_store,
             "metrics": self.metrics,
             "brier_parts": self.brier_parts,
             "reliability": self.reliability(),
@@ -269,9 +271,6 @@ def report_of_rows(
     rows: Sequence[np.ndarray | None],
     bins: int | Sequence[float],
     notes: dict[int, str],
-    cpu_seconds: float = 0.0,
-    seconds: float = 0.0,
-    rounding: str = "outward",
 ) -> DatasetReport:
     """The report on samples that were packed one by one; InvalidInput where one has no row."""
     edges, known = bin_edges(bins), [row.ravel() for row in rows if row is not None]
@@ -280,7 +279,7 @@ def report_of_rows(
         raise InvalidInput(f"{len(rows) - len(known)} of {len(rows)} samples have no answer ({why}); run it again")
     bin_count = len(edges) - 1
     ranges, visits = unpack_samples(np.stack(known), _classes(len(known[0]), bin_count), bin_count)
-    return DatasetReport(eps, labels, replace(ranges, notes=notes), visits, edges, cpu_seconds, seconds, rounding)
+    return DatasetReport(eps, labels, replace(ranges, notes=notes), visits, edges)
 
 
 def _shapes(classes: int, bins: int) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from ..graph.graph import Graph
 from ..graph.operator import Bilinear
 from ..propagate.crown import LinearBounds, OutOfTime
 from ..propagate.methods import Auto, Linear, Method, Paper, SecondOrder
-from ..propagate.optimize import optimize_differences, optimized_lower
+from ..propagate.optimize import optimized_lower, with_better_differences
 from ..propagate.perturbation import Region
 from ..propagate.second_order.forward import TENSORS, NoAffineForms
 from ..propagate.second_order.specification import SecondOrderBounds
@@ -154,7 +154,7 @@ class _Work:
         if among is not None:  # these bounds were not used before: contracted products come first
             self._improve(tightened, *self._rows_among(places), steps=0, places=places)
         rate, steps = method.learning_rate, method.optimize
-        optimize_differences(tightened, max(1, steps // 2), rate)
+        tightened = with_better_differences(tightened, max(1, steps // 2), rate)
         self._improve(tightened, *self._rows_among(places), steps=steps, places=places)
 
     def _places(self, instances: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ def _together(bounds: LinearBounds) -> int:
 
 def _attack(graph: Graph, region: Region, unsafe: Unsafe, effort: Effort, found: Bracket, instances: Tensor) -> None:
     """First every group at once, then each open group of what is not broken by then."""
-    if not len(instances) or time.monotonic() > effort.deadline:
+    if not len(instances) or time.monotonic() >= effort.deadline:
         return
     start = found.worst
 

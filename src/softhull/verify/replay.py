@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +29,8 @@ def contradictions(
     found: dict[int, str] = {}
     for network in files:
         apart, explained, _ = agreement.disagreements(network, flat)
-        wrong = ~(apart <= explained).reshape(points.shape[:2])
-        for i in wrong.any(1).nonzero()[0].tolist():
+        wrong = np.logical_not(apart <= explained).reshape(points.shape[:2])
+        for i in np.flatnonzero(wrong.any(1)).tolist():
             place = int(wrong[i].argmax())
             where = "an input of the region" if place else "the input itself"
             line = f"its translation and onnxruntime differ by {apart.reshape(wrong.shape)[i, place]:.2g} at {where}"

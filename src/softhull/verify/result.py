@@ -45,6 +45,7 @@ class Record:
     attack: float | None = None
     counterexample: np.ndarray | None = field(default=None, repr=False)
     message: str = ""
+    from_store: bool = False  # read from a run store, not computed here
 
     def to_dict(self) -> dict[str, Any]:
         plain = {
@@ -56,6 +57,8 @@ class Record:
         }
         if self.message:
             plain["message"] = self.message
+        if self.from_store:
+            plain["from_store"] = True
         if self.counterexample is not None:
             plain["counterexample"] = self.counterexample.tolist()
         return plain

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..boxes import as_index
 from ..deadlines import OUT_OF_TIME, deadline_after
 from ..devices import device_of, moved
 from ..errors import InvalidInput, SofthullError
@@ -19,7 +20,7 @@ from ..formats.network import Network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
 from ..propagate.methods import Method, find_method
-from ..propagate.perturbation import Perturbation, Region
+from ..propagate.perturbation import Perturbation, Region, rounded_down
 from ..propagate.structure import Structure, pieces
 from .prove import Bracket, Effort, prove
 from .replay import contradictions
@@ -90,7 +91,7 @@ def certified_radius(
     failed = torch.full_like(proved, perturbation.eps)
     here = failed.clone()
     for _ in range(steps + 1):
-        if time.monotonic() > effort.deadline:
+        if time.monotonic() >= effort.deadline:
             break
         region = perturbation.around(case.exact, here, dtype)
         result = _run(case, region, unsafe, find_method(method), effort)
@@ -148,10 +149,11 @@ def verify_specification(
     left: set[str] = set()  # what is to be said unless a counterexample is found
     message = ""
     for boxes in _with_equal_inputs(specification.disjuncts):
-        lower, upper = (
-            _tensor(end, dtype, place).reshape(1, *graph.input_shape) for end in (boxes[0].lower, boxes[0].upper)
+        lower, upper, least, most = (
+            _tensor(end, torch.float64, place).reshape(1, *graph.input_shape)
+            for end in (boxes[0].lower, boxes[0].upper, *boxes[0].ends)
         )
-        region = Region(lower, upper)
+        region = Region(rounded_down(lower, dtype), -rounded_down(-upper, dtype), inner=(least, most))
         unsafe = moved(_unsafe_of(boxes, dtype), place)
         if not unsafe.groups:
             continue
@@ -164,9 +166,8 @@ def verify_specification(
                 left.add("error")
                 message = line
             continue
-        touching = not any(disjunct.strict.any() for disjunct in boxes)
-        found = _replayed(network, graph, bracket.worst[0], region, unsafe, 0, None, touching)
-        if found is not None:
+        found = _replayed(network, graph, bracket.worst[0], region, unsafe, 0, None, touching=True)
+        if found is not None and any(disjunct.holds(*found) for disjunct in boxes):  # as the file says it
             return SpecificationResult("sat", found[0], found[1], worst, *clock.spent())
         left.add("timeout" if bracket.stopped == "time" else "unknown")
         if bracket.stopped == "interrupt":
@@ -206,7 +207,7 @@ class _Case:
         labels = labels.to(place).reshape(-1)
         if len(labels) != len(x):
             raise InvalidInput(f"{len(x)} inputs but {len(labels)} labels")
-        if labels.is_floating_point() and not (labels == labels.round()).all():
+        if labels.dtype == torch.bool or (labels.is_floating_point() and not (labels == labels.round()).all()):
             raise InvalidInput("labels must be whole numbers")
         labels = labels.long()
         with torch.no_grad():
@@ -218,7 +219,9 @@ class _Case:
         return _Case(network, graph, x, exact, labels, outputs, predicted == labels)
 
     def unsafe(self, property: str, targets: Sequence[int] | None) -> Unsafe:
-        rivals = None if targets is None else torch.tensor(targets, device=self.labels.device)
+        rivals = None
+        if targets is not None:
+            rivals = torch.tensor([as_index(t, "targets") for t in targets], dtype=torch.long).to(self.labels.device)
         return class_change(self.labels, self.outputs, property, rivals)
 
 
@@ -233,7 +236,7 @@ def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Ef
     stopped = False
     while waiting:
         batch = waiting.pop(0)
-        if stopped or time.monotonic() > effort.deadline:
+        if stopped or time.monotonic() >= effort.deadline:
             message = _INTERRUPTED if stopped else OUT_OF_TIME
             records |= {i: Record(i, Verdict.UNKNOWN, int(case.labels[i]), message=message) for i in batch.tolist()}
             continue
@@ -338,7 +341,8 @@ def _with_equal_inputs(disjuncts: Sequence[Disjunct]) -> list[list[Disjunct]]:
     """Disjuncts over the same box share one set of bounds."""
     found: dict[bytes, list[Disjunct]] = {}
     for disjunct in disjuncts:
-        found.setdefault(disjunct.lower.tobytes() + disjunct.upper.tobytes(), []).append(disjunct)
+        key = b"".join(end.tobytes() for end in (disjunct.lower, disjunct.upper, *disjunct.ends))
+        found.setdefault(key, []).append(disjunct)
     return list(found.values())
 
 
@@ -350,7 +354,9 @@ def _unsafe_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Unsafe:
         if not len(matrix):
             matrix, offset = np.zeros((1, matrix.shape[1])), np.zeros(1)
         rows.append(_tensor(matrix, dtype))
-        offsets.append(_tensor(offset, dtype))
+        if not bool((rows[-1].double() == _tensor(matrix, torch.float64)).all()):
+            raise InvalidInput(f"the property has coefficients that {dtype} cannot hold; use torch.float64")
+        offsets.append(-rounded_down(-_tensor(offset, torch.float64), dtype))
         group += [number] * len(matrix)
     return Unsafe(torch.cat(rows)[:, None], torch.cat(offsets)[:, None], torch.tensor(group))
 

@@ -194,6 +194,14 @@ def find_score(score: str | Score) -> Score:
     return SCORES[name]
 
 
+def worst_when(name: str) -> str:
+    """Whether a score is bad when ``high`` or ``low``; one that is not known by its name counts as bad when high."""
+    try:
+        return find_score(name).worst_when
+    except InvalidInput:
+        return Score.worst_when
+
+
 def _unit(label: Tensor, like: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(label, like.shape[1]).to(like)
 

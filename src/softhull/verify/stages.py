@@ -103,7 +103,7 @@ class ByWalks:
         yield before
         if any(isinstance(node.operator, Bilinear) for ensemble in self.ensembles for node in ensemble.graph.nodes):
             classes = torch.stack((question.label, question.at.argmax(1)), 1)
-            after = question.highest(SecondOrderWalks(first, method, classes))
+            after = question.highest(SecondOrderWalks.after(first, method, classes))
             yield after
         left = (~(after.badness < before.badness)).nonzero()[:, 0]
         if automatic and automatic.optimize and len(left):
@@ -111,4 +111,4 @@ class ByWalks:
             yield part.highest(self._walks(part, automatic.linear)).among(left, len(question.label))
 
     def _walks(self, question: ScoreQuestion, method: Linear) -> Walks:
-        return Walks(self.ensembles, question.region, method, question.worst, question.deadline)
+        return Walks.of(self.ensembles, question.region, method, question.worst, question.deadline)

@@ -54,6 +54,7 @@ class ScoreRecord:
     worst_input: np.ndarray = field(repr=False)
     message: str = ""
     failed: bool = False  # nothing is certified, for the reason in ``message``
+    from_store: bool = False  # read from a run store, not computed here
 
     @property
     def verdict(self) -> str:
@@ -63,7 +64,8 @@ class ScoreRecord:
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"index": self.index, "label": self.label, "verdict": self.verdict}
         plain |= {name: _finite(getattr(self, name)) for name in ("bound", "attack", "clean")}
-        return plain | ({"message": self.message} if self.message else {})
+        plain |= {"message": self.message} if self.message else {}
+        return plain | ({"from_store": True} if self.from_store else {})
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class UncertaintyResult:
         )
         if self.rounding != "outward":
             line += "; rounded to nearest, so not proved for the real-valued networks"
+        if stored := sum(record.from_store for record in self.records):
+            line += f"; {stored} read from the store (--recheck computes them again)"
         failed = [record for record in self.records if record.failed]
         if failed:
             line += f"; {len(failed)} failed and have no bound ({failed[0].message})"

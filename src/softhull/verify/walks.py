@@ -20,7 +20,7 @@ from ..graph.rounding import share, underflow
 from ..propagate import softmax as softmaxes
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Linear, SecondOrder
-from ..propagate.optimize import optimize_differences, optimized_lower
+from ..propagate.optimize import optimized_lower, with_better_differences
 from ..propagate.perturbation import Region
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
 from ..propagate.second_order.sums import sum_of
@@ -60,8 +60,9 @@ class Simplex:
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
         """Bounds ``[b]`` on the maximum of ``coefficients . p`` for some of the instances."""
-        every = coefficients.new_zeros(self.at.shape).index_copy(0, instances, coefficients)
-        return self._solution(self.trivial(every)[instances], coefficients, instances)
+        least, most = (end[instances] for end in self.probabilities())
+        bound = simplex_bound(coefficients, least, most, self._share(coefficients.shape[1] + 4))
+        return self._solution(bound, coefficients, instances)
 
     def _solution(self, bound: Tensor, coefficients: Tensor, instances: Tensor) -> Solution:
         """The bound, and as a place where it is attained the middle between the attack and the worst of the ranges."""
@@ -83,20 +84,25 @@ class Walks(Simplex):
     """
 
     def __init__(
-        self, ensembles: Sequence[Ensemble], region: Region, method: Linear, worst: Tensor, deadline: float
+        self, ensembles: Sequence[Ensemble], bounds: Sequence[LinearBounds], method: Linear, worst: Tensor
     ) -> None:
-        self.ensembles, self.worst, self.method = ensembles, worst, method
-        self.networks = sum(ensemble.networks for ensemble in ensembles)
         super().__init__(mean_probabilities(ensembles, worst), method.rounding == "outward")
-        self.bounds = [LinearBounds(e.graph, region, method, e.structure, MEMORY, deadline) for e in ensembles]
-        for ensemble, bounds in zip(self.ensembles, self.bounds):
+        self.ensembles, self.bounds, self.method, self.worst = ensembles, bounds, method, worst
+        self.networks = sum(ensemble.networks for ensemble in ensembles)
+
+    @staticmethod
+    def of(ensembles: Sequence[Ensemble], region: Region, method: Linear, worst: Tensor, deadline: float) -> Walks:
+        found = []
+        for ensemble in ensembles:
+            bounds = LinearBounds(ensemble.graph, region, method, ensemble.structure, MEMORY, deadline)
             bounds.check_time()
             bounds.prepare(len(ensemble.graph.nodes) - 1)
             for index in ensemble.softmaxes:
                 bounds.differences(index)
             if method.optimize:
-                optimize_differences(bounds, max(1, method.optimize // 2), method.learning_rate)
-            _touch(ensemble, bounds, worst)
+                bounds = with_better_differences(bounds, max(1, method.optimize // 2), method.learning_rate)
+            found.append(_touching(ensemble, bounds, worst))
+        return Walks(ensembles, found, method, worst)
 
     def probabilities(self) -> Interval:
         ends = [bounds.interval(i) for e, bounds in zip(self.ensembles, self.bounds) for i in e.softmaxes]
@@ -133,63 +139,54 @@ class Walks(Simplex):
 
 
 class SecondOrderWalks(Walks):
-    """The walks of ``first``, whose bounds are taken over, with second order for differences of logits and for rows.
+    """Linear walks with second order for differences of logits and for rows.
 
-    The differences are those between ``classes [B, n]`` (the label, the prediction) and all others that matter.
+    ``second``: for every ensemble its networks, None where there are no affine forms for a network or region and the
+    linear bounds stand; ``note``: what of the method could not be used.
     """
 
-    def __init__(self, first: Walks, method: SecondOrder, classes: Tensor) -> None:
-        Simplex.__init__(self, first.at, first.outward)
-        self.ensembles, self.networks, self.worst = first.ensembles, first.networks, first.worst
-        self.method, self.bounds = first.method, first.bounds
-        self.second_order = method
-        self.note = ""  # what of the method could not be used
-        pairs = _pairs_that_matter(classes, self.probabilities()[1])
-        # Networks alone pass through narrow layers that all of them together do not.
-        self.second = [
-            [self._member(ensemble, bounds, place, pairs) for place in range(ensemble.networks)]
-            for ensemble, bounds in zip(self.ensembles, self.bounds)
-        ]
-        for ensemble, bounds in zip(self.ensembles, self.bounds):
-            _touch(ensemble, bounds, self.worst)
+    def __init__(
+        self,
+        first: Walks,
+        bounds: Sequence[LinearBounds],
+        second: Sequence[Sequence[SecondOrderBounds | None]],
+        method: SecondOrder,
+        note: str,
+    ) -> None:
+        super().__init__(first.ensembles, bounds, first.method, first.worst)
+        self.second, self.second_order, self.note = second, method, note
 
-    def _member(self, whole: Ensemble, shared: LinearBounds, place: int, pairs: Tensor) -> SecondOrderBounds | None:
-        """Second order for one network of an ensemble, and for all of them the differences of its logits.
+    @staticmethod
+    def after(first: Walks, method: SecondOrder, classes: Tensor) -> SecondOrderWalks:
+        """What second order adds to linear walks, whose knowledge is taken over.
 
-        None where there are no affine forms for the network or region: the linear bounds stand.
+        The differences are those between ``classes [B, n]`` (the label, the prediction) and all others that matter.
         """
-        member, bounds = whole.alone[place], shared
-        if whole.members:
-            bounds = LinearBounds(member.graph, shared.region, self.method, member.structure, MEMORY, shared.deadline)
-            bounds.prepare(len(member.graph.nodes) - 1)
-        try:
-            second = SecondOrderBounds(bounds)
-        except (SofthullError, torch.linalg.LinAlgError) as problem:
-            self.note = f"linear bounds only: {' '.join(str(problem).split())}"
-            return None
-        if second.forms.forgotten:
-            self.note = f"{second.forms.forgotten} products relaxed linearly to save memory"
-        (index,), (logits,) = member.softmaxes, member.logits
-        known = bounds.differences(index)
-        if known is not None and logits >= 0:
-            better = self._differences(second, logits, known, pairs)
-            _renew(bounds, index, better)
-            if whole.members:
-                _renew(shared, whole.softmaxes[place], better)
-        _touch(member, bounds, self.worst)
-        return second
-
-    def _differences(self, second: SecondOrderBounds, logits: int, known: Interval, pairs: Tensor) -> Interval:
-        """What is known of differences of logits, met with second order on logit j less logit k for all pairs j, k."""
-        instance, j, k = pairs.nonzero(as_tuple=True)
-        rows = torch.zeros(len(instance), pairs.shape[1], dtype=self.at.dtype, device=self.at.device)
-        rows.scatter_(1, j[:, None], 1.0).scatter_(1, k[:, None], -1.0)
-        never = torch.full_like(rows[:, 0], math.inf)
-        apart = second.lower(rows, instance, min(STEPS, self.second_order.steps), never, index=logits)
-        least, most = known[0].clone(), known[1].clone()
-        least[instance, 0, j, k] = torch.maximum(least[instance, 0, j, k], apart)
-        most[instance, 0, k, j] = torch.minimum(most[instance, 0, k, j], -apart)
-        return least, most
+        pairs = _pairs_that_matter(classes, first.probabilities()[1])
+        note, found, seconds = "", [], []
+        for ensemble, bounds in zip(first.ensembles, first.bounds):
+            members: list[SecondOrderBounds | None] = []
+            # Networks alone pass through narrow layers that all of them together do not.
+            for place, member in enumerate(ensemble.alone):
+                try:
+                    second = _second_order(ensemble, bounds, member)
+                except (SofthullError, torch.linalg.LinAlgError) as problem:
+                    note = f"linear bounds only: {' '.join(str(problem).split())}"
+                    members.append(None)
+                    continue
+                if second.forms.forgotten:
+                    note = f"{second.forms.forgotten} products relaxed linearly to save memory"
+                bounds = bounds if ensemble.members else second.bounds
+                (index,), (logits,) = member.softmaxes, member.logits
+                known = second.bounds.differences(index)
+                if known is not None and logits >= 0:
+                    better = _differences(second, logits, known, pairs, min(STEPS, method.steps))
+                    second = second.knowing(second.bounds.knowledge.with_differences(index, better))
+                    bounds = bounds.knowing(bounds.knowledge.with_differences(ensemble.softmaxes[place], better))
+                members.append(second.knowing(_touching(member, second.bounds, first.worst).knowledge))
+            seconds.append(members)
+            found.append(_touching(ensemble, bounds, first.worst))
+        return SecondOrderWalks(first, found, seconds, method, note)
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
         found = super().solve(coefficients, instances)
@@ -210,18 +207,33 @@ class SecondOrderWalks(Walks):
         return low
 
 
-def _touch(ensemble: Ensemble, bounds: LinearBounds, x: Tensor) -> None:
-    """Planes of every final softmax that are tangent at the logits of some inputs."""
+def _second_order(whole: Ensemble, shared: LinearBounds, member: Ensemble) -> SecondOrderBounds:
+    """Second order for one network of an ensemble; where it is the only one, its bounds are those of the whole."""
+    if not whole.members:
+        return SecondOrderBounds(shared)
+    bounds = LinearBounds(member.graph, shared.region, shared.method, member.structure, MEMORY, shared.deadline)
+    bounds.prepare(len(member.graph.nodes) - 1)
+    return SecondOrderBounds(bounds)
+
+
+def _differences(second: SecondOrderBounds, logits: int, known: Interval, pairs: Tensor, steps: int) -> Interval:
+    """What is known of differences of logits, met with second order on logit j less logit k for all pairs j, k."""
+    instance, j, k = pairs.nonzero(as_tuple=True)
+    rows = torch.zeros(len(instance), pairs.shape[1], dtype=known[0].dtype, device=pairs.device)
+    rows.scatter_(1, j[:, None], 1.0).scatter_(1, k[:, None], -1.0)
+    apart = second.lower(rows, instance, steps, torch.full_like(rows[:, 0], math.inf), index=logits)
+    least, most = known[0].clone(), known[1].clone()
+    least[instance, 0, j, k] = torch.maximum(least[instance, 0, j, k], apart)
+    most[instance, 0, k, j] = torch.minimum(most[instance, 0, k, j], -apart)
+    return least, most
+
+
+def _touching(ensemble: Ensemble, bounds: LinearBounds, x: Tensor) -> LinearBounds:
+    """Bounds with planes of every final softmax that are tangent at the logits of some inputs."""
     values = ensemble.graph.values(x)
     for index, logits in zip(ensemble.softmaxes, ensemble.logits):
-        softmaxes.touch(bounds, index, (x if logits < 0 else values[logits])[:, None])
-
-
-def _renew(bounds: LinearBounds, index: int, differences: Interval) -> None:
-    """Let everything after a softmax be found again from better differences; other softmaxes keep theirs."""
-    known = dict(bounds.known_differences)
-    bounds.renew_after(index)
-    bounds.known_differences |= known | {index: differences}
+        bounds = softmaxes.touching(bounds, index, (x if logits < 0 else values[logits])[:, None])
+    return bounds
 
 
 def mean_probabilities(ensembles: Sequence[Ensemble], x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def _affine(b: Builder) -> str:
 
 
 def _relu(b: Builder) -> str:
-    h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(1, 2, 3)), b.const(_weights(2, 3) / 4)))
+    h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(1, 2, 3)), b.const([-0.125, 0.0, 0.125])))
     h = b.op("Sub", h, b.const([[0.125, 0.0, 0.25]]))
     return str(b.op("Gemm", h, b.const(_weights(3, 2, 3)), b.const([0.5, 0.0]), transB=1))
 
@@ -149,7 +149,7 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
     "relu": (
         [(_relu, 13)],
         [0.25, 0.125],
-        [Perturbation(SHORT, clip=(0.125, 0.25)), Perturbation(0.25, norm=1), Perturbation(SHORT, norm=2)],
+        [Perturbation(0.5, clip=(-0.125, 0.5)), Perturbation(0.25, norm=1), Perturbation(SHORT, norm=2)],
         2,
     ),
     "leaky": ([(_leaky, 13)], [1.0, -0.125], [Perturbation(0.0), Perturbation(SHORT)], 2),
@@ -161,8 +161,8 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
         [Perturbation(0.25), Perturbation(SHORT, norm=2), Perturbation(TINY)],
         2,
     ),
-    "weighted": ([(_weighted, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=1)], 2),
-    "repeated": ([(_repeated, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 3),
+    "weighted": ([(_weighted, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=1), Perturbation(TINY)], 2),
+    "repeated": ([(_repeated, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=2), Perturbation(TINY)], 2),
     "twins": ([(_twins, 13)], [0.5, -0.25], [Perturbation(0.25)], 2),
     "masked": ([(_masked, 13)], [0.5, -0.25], [Perturbation(0.25, clip=(-0.25, 0.5))], 1),
     "spread": ([(_spread, 13)], [0.5, -0.25], [Perturbation(SHORT, norm=1), Perturbation(0.0)], 1),

@@ -101,7 +101,8 @@ PLANTED = [
       ("affine",)),
     P("every matrix is semidefinite", quadratic, "least", "or not semidefinite(M)", "", ("product", "shared")),
     P("half the cost of multipliers", quadratic.Noise, "cost", "d.sum() if", "d.sum() / 2 if", ("product", "shared")),
-    P("parallel planes too near", forms.Forms, "learn_softmax", "(high - low) / 2", "(high - low) / 8", ("weighted",)),
+    P("parallel planes without error", forms.Forms, "learn_softmax", "(high - low) / 2", "0 * (high - low)",
+      ("weighted", "attention")),
     P("the sum for the mean", scores, "score_bound", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
       ("ensemble",)),
 ]  # fmt: skip

@@ -23,6 +23,7 @@ from softhull.checker.check import _Check, conclusion
 from softhull.checker.forms import Forms
 from softhull.checker.network import Networks, Softmax
 from softhull.checker.replay import Knowledge
+from softhull.checker.statement import read_statement
 from softhull.errors import ModelError
 
 from .networks import Instance
@@ -31,6 +32,7 @@ from .writer import Writer, honest
 
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, CertificateError)
 GREEDY = 0.7  # of the forgeries
+QUIET = ("planes", "form", "logits")  # claims that ask for no rules
 MOST_SEEDS = 24  # of one instance
 
 
@@ -132,7 +134,8 @@ def kinds(step: Any) -> Iterator[str]:
     if not isinstance(step, dict):
         return
     yield str(step.get("claim"))
-    for rule in step.get("rules", {}).values():
+    rules = step.get("rules")
+    for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
         for key in ("slope", "planes", "functions", "split", "multipliers", "below"):
             if key in rule:
                 yield f"rule {key}"
@@ -156,7 +159,8 @@ class Hunt:
         except (ModelError, NoProof, Refused) as problem:
             self.refusal = str(problem)
         if self.seeds:
-            self.writer = Writer(instance, self.networks, self.rng)
+            pool = self.truth.pool_of(self.seeds[0].certificate.header, self.seeds[0].certificate.arrays)
+            self.writer = Writer(instance, self.networks, pool, self.rng)
         self.honest = len(self.seeds)
 
     def _start(self, certificate: Certificate) -> None:
@@ -219,18 +223,19 @@ class Hunt:
         """The checker's states before each step and at the end, appended to ``states`` as far as it comes."""
         states = [] if states is None else states
         steps = certificate.header["steps"]
+        statement = read_statement(certificate.header, self.instance.paths, self.networks.digests, None)
         if before is None:
-            check: Any = kind(certificate, self.networks, self.instance.paths)
+            check: Any = kind(certificate, self.networks, statement)
             states.append(fork(check))
         else:
             states += before
             check = fork(before[-1])
             check.__class__ = kind
-            check.certificate, check.header = certificate, certificate.header
+            check.certificate, check.header, check.statement = certificate, certificate.header, statement
         for number in range(len(states) - 1, len(steps)):
             check._step(number, steps[number])
             states.append(fork(check))
-        conclusion(certificate.header["property"], self.networks, check.known, check.scores)
+        conclusion(statement.property, self.networks, check.known, check.scores)
         return states
 
     def _look(self, certificate: Certificate, states: Sequence[_Check], followed: int, begin: int, accepted: bool) -> float:

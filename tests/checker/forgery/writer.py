@@ -19,7 +19,7 @@ from softhull.checker.session import exactly
 from softhull.formats.onnx import load_onnx
 
 from .networks import Instance
-from .truth import Truth
+from .truth import Pool, Truth
 
 Step = dict[str, Any]
 STRANGE: list[Any] = [
@@ -44,8 +44,6 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
     region = instance.region
     if len(logits) > 1:
         yield margins(instance, label, rivals=[])
-    if any(isinstance(node, Softmax) and node.rows.shape[1] == 1 for node in parsed.nodes[:-1]):
-        return  # the writer has no planes for rows of one entry
     if len(instance.models) == 1:
         try:
             yield class_certificate(instance.paths[0], instance.x, label, region)
@@ -88,8 +86,8 @@ class Forgery:
 class Writer:
     """Changes of certificates of one instance, and steps made up for it."""
 
-    def __init__(self, instance: Instance, networks: Networks, rng: np.random.Generator) -> None:
-        self.instance, self.networks, self.rng = instance, networks, rng
+    def __init__(self, instance: Instance, networks: Networks, pool: Pool, rng: np.random.Generator) -> None:
+        self.instance, self.networks, self.pool, self.rng = instance, networks, pool, rng
         self.tensors = list(networks.tensors)
         self.curved = [i for i, n in enumerate(networks.nodes) if isinstance(n, Kink | Product | Softmax)]
         self.softmaxes = [i for i in self.curved if isinstance(networks.nodes[i], Softmax)]
@@ -165,12 +163,26 @@ class Writer:
         if self.rng.random() < 0.5:
             step["rules"] = made
         else:
-            step["rules"] = {**step.get("rules", {}), **dict([self._pick(list(made.items()))] if made else [])}
+            kept = step["rules"] if isinstance(step.get("rules"), dict) else {}
+            step["rules"] = kept | dict([self._pick(list(made.items()))] if made else [])
+
+    def double_planes(self, draft: Draft, other: Certificate) -> None:
+        """Planes twice over, here and in the weights of rules that use them."""
+        known = [n for n, step in enumerate(draft.steps) if isinstance(step, dict) and step.get("claim") == "planes"]
+        if not known:
+            return
+        number = self._pick(known)
+        users = [h for n in range(number, len(draft.steps)) for h in draft.holders(n) if h.get("planes") == number]
+        for holder in [draft.touch(number), *users]:
+            for side in ("below", "above"):
+                held = draft.arrays.get(str(holder.get(side)), np.zeros(()))
+                if held.ndim:
+                    holder[side] = draft.keep(np.concatenate((held, held)))
 
     def move_rule(self, draft: Draft, other: Certificate) -> None:
         number = self._place(draft)
         rules = draft.touch(number).get("rules") if number is not None else None
-        if rules:
+        if isinstance(rules, dict) and rules:
             rules[self._pick(self.tensors)] = rules.pop(self._pick(list(rules)))
 
     def move_steps(self, draft: Draft, other: Certificate) -> None:
@@ -198,20 +210,32 @@ class Writer:
 
     def make_up(self, draft: Draft, other: Certificate) -> None:
         """A few random steps, with what they need before them."""
+        for node in self.softmaxes:
+            if not self._steps_of(draft, "planes", node) and self.rng.random() < 0.5:
+                draft.insert(len(draft.steps), self._planes_step(draft, node), fix=False)
+        factors = [view.node for i in self.curved for view in self._factors(i)]
+        if factors and self.rng.random() < 0.3:
+            step = self._claim(draft, "functions", self.networks.names[self._pick(factors)])
+            draft.insert(len(draft.steps), step, fix=False)
         for _ in range(int(self.rng.integers(1, 4))):
             draft.insert(len(draft.steps), self._random_step(draft), fix=False)
 
     def change_property(self, draft: Draft, other: Certificate) -> None:
+        """Mostly statements that are false, some of them hardly."""
         K = self.networks.logits[0].size
-        label, scale = int(self.rng.integers(-1, K + 1)), 10.0 ** self.rng.uniform(-6, 1)
+        before = draft.header["property"]
+        label = before["label"] if type(before.get("label")) is int else 0
+        label, less = self._pick([label, int(self.rng.integers(0, K))]), self._pick([1e-9, 1e-3, 0.1])
         made: list[Any] = [
             {"kind": "class", "label": label, "rivals": self.rng.integers(0, K, int(self.rng.integers(1, 3))).tolist()},
             {"kind": "class", "label": label, "rivals": [k for k in range(K) if k != label]},
-            {"kind": "score", "score": self._pick(list(SCORES)), "label": label, "bound": scale},
-            {"kind": "score", "score": self._pick(list(SCORES)), "label": label, "bound": 1 - scale},
+            other.header["property"],
         ]
-        found = dict(self._pick([*made, draft.header["property"], other.header["property"]]))
-        if self.rng.random() < 0.3:
+        score = self._pick([*SCORES, *[s for s in SCORES if s == before.get("score")] * 3])
+        worst = float(self.pool.worst_score(score, label)) if 0 <= label < K and K > 1 else 0.0
+        bound = worst + less if score == "margin" else worst - less
+        found = dict(self._pick([*made, *[{"kind": "score", "score": score, "label": label, "bound": bound}] * 3]))
+        if self.rng.random() < 0.2:
             found[self._pick(list(found))] = self._pick(STRANGE)
         draft.header["property"] = found
 
@@ -247,24 +271,26 @@ class Writer:
     # The grammar
 
     def _random_step(self, draft: Draft) -> Step:
-        number = len(draft.steps)
-        kinds = ["entries", "differences", "functions", "score"] + 2 * ["planes", "form", "logits"] * bool(
-            self.softmaxes
-        )
-        claim = self._pick(kinds)
-        if claim in ("planes", "form", "logits"):
-            node = self._pick(self.softmaxes)
-            step: Step = {"claim": claim, "tensor": self.networks.names[node]}
-            if claim == "planes":
-                step["below"], step["above"] = (draft.keep(a) for a in self._planes(node))
-            elif claim == "form":
-                step["planes"] = self._step_of(draft, number, "planes", node)
-            return step
+        quiet = ["planes", "form", "logits"] if self.softmaxes else []
+        claim = self._pick(["entries", "differences", "functions", "score", *quiet, *quiet])
+        if claim not in quiet:
+            return self._claim(draft, claim, self._pick(self.tensors))
+        node = self._pick(self.softmaxes)
+        if claim == "planes":
+            return self._planes_step(draft, node)
+        step = {"claim": claim, "tensor": self.networks.names[node]}
+        return step | ({"planes": self._step_of(draft, len(draft.steps), "planes", node)} if claim == "form" else {})
+
+    def _planes_step(self, draft: Draft, node: int) -> Step:
+        below, above = (draft.keep(a) for a in self._planes(node))
+        return {"claim": "planes", "tensor": self.networks.names[node], "below": below, "above": above}
+
+    def _claim(self, draft: Draft, claim: str, name: str) -> Step:
+        """A claim about a tensor; its bounds are to be raised, or not."""
         S = int(self.rng.choice([1, 1, 2, 3]))
-        name = self._pick(self.tensors)
         n = self.networks.tensors[name].size
-        step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
-        sided = S > 1 or self.rng.random() < 0.4
+        step: Step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
+        sided = S > 1 or claim == "functions" or self.rng.random() < 0.4
         step["upper"] = draft.keep(np.full(S, 1.0 if sided else np.inf))
         if claim == "entries":
             step["entries"] = draft.keep(self.rng.integers(0, n, S))
@@ -276,7 +302,11 @@ class Writer:
             step["rows"] = draft.keep(np.eye(n)[self.rng.integers(0, n, S)] if self.rng.random() < 0.3 else rows)
         if claim == "score":
             del step["tensor"], step["upper"]
-        return step | {"stops": bool(self.rng.random() < 0.4), "rules": self._rules(draft, number)}
+        return step | {"stops": bool(self.rng.random() < 0.4), "rules": self._rules(draft, len(draft.steps))}
+
+    def _factors(self, index: int) -> list[Any]:
+        node = self.networks.nodes[index]
+        return [node.x, node.y] if isinstance(node, Product) else []
 
     def _rules(self, draft: Draft, number: int) -> dict[str, Any]:
         """A rule for every node that asks for one."""
@@ -306,7 +336,7 @@ class Writer:
             for side in ("below", "above"):
                 held = draft.arrays.get(str(step.get(side)), np.zeros(1))
                 P = len(held) if held.ndim else 1
-                rule[side] = self._shares(P, R, K) / max(P, 1)
+                rule[side] = self._shares(P, R, K) / (max(P, 1) if self.rng.random() < 0.8 else 1)
             return rule
         assert isinstance(node, Product)
         if split:
@@ -334,6 +364,8 @@ class Writer:
             members = np.flatnonzero(np.isin(view.index.at.ravel(), row))
             if len(members):
                 names[members] = self.rng.choice(members)
+        if self.rng.random() < 0.4:
+            names[int(self.rng.integers(len(names)))] = self._pick([-1, int(self.rng.integers(len(names)))])
         return {"reference": names}
 
     def _planes(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -351,18 +383,18 @@ class Writer:
 
     def _step_of(self, draft: Draft, number: int, claim: str, node: int) -> int:
         """An earlier step of a kind about a node; any number where there is none, and now and then anyway."""
-        known = [
-            i
-            for i, step in enumerate(draft.steps[:number])
-            if isinstance(step, dict)
-            and step.get("claim") == claim
-            and isinstance(step.get("tensor"), str)
-            and step["tensor"] in self.networks.tensors
-            and self.networks.tensors[step["tensor"]].node == node
-        ]
+        known = self._steps_of(draft, claim, node)
         if known and self.rng.random() < 0.95:
             return int(self._pick(known[-3:]))
         return int(self.rng.integers(0, number + 2))
+
+    def _steps_of(self, draft: Draft, claim: str, node: int) -> list[int]:
+        names = {name for name, view in self.networks.tensors.items() if view.node == node}
+        return [
+            number
+            for number, step in enumerate(draft.steps)
+            if isinstance(step, dict) and step.get("claim") == claim and str(step.get("tensor")) in names
+        ]
 
     # Small things
 
@@ -511,11 +543,12 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.stop, 0.08),
     (Writer.one_side, 0.08),
     (Writer.rewrite_rules, 0.12),
+    (Writer.double_planes, 0.04),
     (Writer.move_rule, 0.02),
     (Writer.move_steps, 0.08),
     (Writer.borrow, 0.08),
     (Writer.make_up, 0.2),
-    (Writer.change_property, 0.06),
+    (Writer.change_property, 0.1),
     (Writer.change_region, 0.03),
     (Writer.change_head, 0.01),
 ]

@@ -116,7 +116,7 @@ def _evaluated(networks: Networks, x: np.ndarray, folder: str) -> np.ndarray:
     """The output itself: the final softmax that the checker takes off is part of it."""
     model = onnx.load(f"{folder}/model.onnx")
     view = networks.tensors[f"0:{model.graph.output[0].name}"]
-    return values(networks, x)[view.node][view.index].ravel()
+    return view.index.of(values(networks, x)[view.node]).ravel()
 
 
 def _replay(case: Sample) -> np.ndarray:
@@ -127,3 +127,8 @@ def _replay(case: Sample) -> np.ndarray:
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(case.content, options, providers=["CPUExecutionProvider"])
     return np.stack([session.run(None, {"x": x})[0] for x in case.x])
+
+
+def summary(tally: Tally) -> str:
+    refused = sum(tally.refused.values())
+    return f"{tally.models} ONNX files, {refused} refused by importer or runtime, {len(tally.wrong)} with two meanings"

@@ -162,14 +162,15 @@ _each(VECTORS, Max=_limit("Max"), Min=_limit("Min"))
 @_odd("Clip", shapes=VECTORS)
 def _clip(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     largest = float(np.finfo(np.float32).max)
-    low, high = w.pick(0.0, -1.0, -largest, -np.inf), w.pick(2.0, largest, largest, np.inf, 3.401e38)
-    far = w.rng.random() < 0.5
+    low, high = w.pick(0.0, 0.0, -1.0, -largest, -np.inf), w.pick(2.0, largest, largest, np.inf, 3.401e38)
+    far = w.rng.random() < 0.4
     size = w.pick(1e37, 1e38, 3e38)
     x = w.op("Mul", x, w.const(size)) if far else x
     if w.opset < 11:
         y = w.op("Clip", x, **w.maybe(min=low, max=high))
     else:
-        y = w.op("Clip", x, *(w.pick("", w.const(limit)) for limit in (low, high)))
+        limits = [w.const(limit) if w.rng.random() < 0.5 else "" for limit in (low, high)]
+        y = w.op("Clip", x, *(limits[: w.pick(1, 2)] if limits[1] == "" else limits))
     return str(w.op("Mul", y, w.const(1e-38))) if far else str(y)
 
 
@@ -241,9 +242,9 @@ def _gemm(w: Writer, x: str, shape: tuple[int, ...]) -> str:
 def _einsum(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     a, b = shape
     text, *other = w.pick(
-        ("ij->ji",), ("ij->i",), ("ij",), ("ii->i",), ("ji",), ("ij,jk->ik", b, 2), ("ij,jk", b, 2), ("ij,ij->ij", a, b),
-        ("ij,k->kji", 2), ("...j,jk->...k", b, 2), ("ij , kj -> i", 2, b), ("...,...->...", a, b), ("Ij,jk", b, 2),
-        ("ij,ij->", a, b), ("...j->j",), ("ij,jj->ij", b, b), ("ij,jk->ik", 1, 2), ("ba,ca->cb", 2, b),
+        ("ij->ji",), ("ij->i",), ("ij",), ("ii->i",), ("ji",), ("ij,jk->ik", b, 2), ("ij,jk", b, 2),
+        ("ij,ij->ij", a, b), ("ij,k->kji", 2), ("...j,jk->...k", b, 2), ("ij , kj -> i", 2, b), ("...,...->...", a, b),
+        ("Ij,jk", b, 2), ("ij,ij->", a, b), ("...j->j",), ("ij,jj->ij", b, b), ("ij,jk->ik", 1, 2), ("ba,ca->cb", 2, b),
     )  # fmt: skip
     operands = [x, w.pick(x, w.normal(*other)) if tuple(other) == shape else w.normal(*other)] if other else [x]
     return str(w.op("Einsum", *operands, equation=text))
@@ -336,11 +337,10 @@ def _reduce(kind: str, axes_as_input: int) -> Odd:
         # A maximum is known as the shift of a softmax written out.
         axis = len(shape) - 1
         where = [w.ints(axis)] if w.opset >= 18 else []
-        named = {} if w.opset >= 18 else {"axes": [axis]}
+        named: dict[str, Any] = {} if w.opset >= 18 else {"axes": [axis]}
         top = w.op("Exp", w.op("Sub", x, w.op("ReduceMax", x, *where, **named, keepdims=1)))
-        total = w.op(
-            "ReduceSum", top, *([w.ints(-1)] if w.opset >= 13 else []), **({} if w.opset >= 13 else {"axes": [axis]})
-        )
+        summed: dict[str, Any] = {} if w.opset >= 13 else {"axes": [axis]}
+        total = w.op("ReduceSum", top, *([w.ints(-1)] if w.opset >= 13 else []), **summed)
         return str(w.op("Div", top, total))
 
     return make
@@ -442,7 +442,8 @@ def _shapes(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     """A shape computed from that of the input, as exporters do."""
     sizes = w.op("Shape", x)
     first, rest = w.op("Gather", sizes, w.ints(0)), w.op("Gather", sizes, w.ints(1, 2))
-    total = w.op("ReduceProd", rest, **({} if w.opset >= 18 else {"axes": [0]}), keepdims=1)
+    named: dict[str, Any] = {} if w.opset >= 18 else {"axes": [0]}
+    total = w.op("ReduceProd", rest, **named, keepdims=1)
     if w.opset >= 12:
         total = w.op("Max", total, w.ints(1))
     return str(w.op("Reshape", x, w.op("Concat", *w.pick([first, total], [total, first], [first, w.ints(-1)]), axis=0)))
@@ -475,7 +476,7 @@ def _folded(w: Writer, x: str, shape: tuple[int, ...]) -> str:
         lambda: w.op("ConstantOfShape", w.ints(*shape)),
         lambda: w.op("Where", w.const(w.rng.random(shape) < 0.5, np.bool_), w.normal(*shape), w.normal(4)),
         *(lambda kind=kind: w.op(kind, w.const(0.1 + w.rng.random(shape))) for kind in _SINGLE),
-        *(lambda kind=kind: w.op(kind, w.normal(*shape), w.normal(4)) for kind in ("Add", "Sub", "Mul", "Max", "Min", "Sum")),
+        *(lambda kind=kind: w.op(kind, w.normal(*shape), w.normal(4)) for kind in _DOUBLE),
     ]  # fmt: skip
     constant = w.pick(*ways)()
     if len(w.nodes) and w.nodes[-1].op_type == "Transpose":
@@ -484,7 +485,8 @@ def _folded(w: Writer, x: str, shape: tuple[int, ...]) -> str:
 
 
 _SINGLE = ("Abs", "Ceil", "Erf", "Exp", "Floor", "Log", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sign", "Sqrt", "Tanh")
-assert set(_SINGLE) <= FOLDED
+_DOUBLE = ("Add", "Sub", "Mul", "Max", "Min", "Sum")
+assert {*_SINGLE, *_DOUBLE} <= FOLDED
 
 
 def opsets(name: str) -> list[int]:
@@ -520,8 +522,8 @@ def sample(seed: int, only: str | None = None) -> Sample:
     shapes, make = ODD[name]
     w.shape = shapes[int(rng.integers(len(shapes)))]
     side = w.pick(1.0, -1.0)
-    signed = "x" if side > 0 else w.op("Neg", "x")
-    opened = w.op("Relu", w.op("Sub", signed, w.const(GATE)))
+    beyond = w.op("Sub", "x", w.const(GATE)) if side > 0 else w.op("Sub", w.const(-GATE), "x")
+    opened = w.op("Relu", beyond)
     output = make(w, opened, w.shape)
     if rng.random() < 0.4:
         output = w.op(w.pick("Relu", "Neg", "Tanh", "Identity", "LeakyRelu"), output)

@@ -78,7 +78,7 @@ def test_planes_touch_where_asked_and_are_never_mixed_with_those_of_another_anch
     graph, (index,), (logits,) = ensemble.graph, ensemble.softmaxes, ensemble.logits
     bounds = LinearBounds(graph, region, Linear())
     at = graph.values(region.sample(torch.Generator().manual_seed(seed)))[logits][:, None]
-    softmaxes.touch(bounds, index, at)
+    bounds = softmaxes.touching(bounds, index, at)
     planes = softmaxes.row_planes(bounds, index)
     assert torch.allclose(planes.at, at, atol=1e-12)
     rows = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -95,5 +95,5 @@ def test_planes_of_long_rows_stay_where_they_are():
     region = Perturbation(0.1).around(torch.rand(1, 1, 3, generator=generator, dtype=torch.float64))
     bounds = LinearBounds(graph, region, Linear())
     before = softmaxes.row_planes(bounds, 1)
-    softmaxes.touch(bounds, 1, torch.zeros(1, 1, 200, dtype=torch.float64))
+    bounds = softmaxes.touching(bounds, 1, torch.zeros(1, 1, 200, dtype=torch.float64))
     assert softmaxes.row_planes(bounds, 1) is before

@@ -408,7 +408,8 @@ class Forms:
         if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[axis] == 1:
             return self._constant_rows(index)
         rows = self.scores[index] = scores.rows(self.bounds.differences(index))
-        self._hand_over(index, rows.differences)
+        # Planes and probabilities of the linear bounds may use better differences.
+        self.bounds = self.bounds.knowing(self.bounds.knowledge.with_differences(index, rows.differences, renew=False))
         directions = tangent_directions(scores.at)
         affine = affine_probabilities(scores.at, rows.differences, directions, scores.reach)
         slope, (low, high) = scores.combined(affine.slope)
@@ -443,13 +444,6 @@ class Forms:
         self.errors[index] = radius
         radius = radius + 4 * torch.finfo(radius.dtype).eps
         return self._with_noise(lower + radius, slope, radius, torch.zeros_like(radius))
-
-    def _hand_over(self, index: int, found: Interval) -> None:
-        """Planes and probabilities of the linear bounds may use better differences."""
-        bounds = self.bounds
-        bounds.known_differences[index] = found
-        for kept in (bounds.planes, bounds.more_planes):
-            kept.pop(index, None)
 
 
 def needed_forms(graph: Graph) -> set[int]:

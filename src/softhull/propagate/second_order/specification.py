@@ -10,6 +10,7 @@ quadratic of the noise, exactly, and is kept. In the end
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share
 from .. import softmax as softmaxes
 from ..crown import LinearBounds, LinearWalk
+from ..knowledge import Knowledge
 from ..structure import pieces, positions
 from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
@@ -88,9 +90,15 @@ class SecondOrderBounds:
 
     def __init__(self, bounds: LinearBounds, memory: int | None = None) -> None:
         self.forms = Forms(bounds, memory)
-        self.bounds = bounds
+        self.bounds = self.forms.bounds
         for index in self.forms.errors:  # found once here, taken along by every piece of work
-            softmaxes.row_planes(bounds, index)
+            softmaxes.row_planes(self.bounds, index)
+
+    def knowing(self, knowledge: Knowledge) -> SecondOrderBounds:
+        """The same with other knowledge for its linear walks."""
+        other = copy(self)
+        other.bounds = self.bounds.knowing(knowledge)
+        return other
 
     def quadratic(
         self, rows: Tensor, instances: Tensor, near: Tensor | None = None, index: int | None = None

@@ -1,0 +1,38 @@
+"""Every operator that a network may hold has the rules by which bounds move through it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+from softhull.graph import ops
+from softhull.graph.operator import Operator
+from softhull.propagate import crown, rules
+
+assert crown  # registers the rules
+
+# Operators that no walk meets, and why.
+WITHOUT = {"Maximum": "only a softmax written out may hold it, and simplification removes it there"}
+
+
+def _operators() -> list[type[Operator]]:
+    modules = [importlib.import_module(f"{ops.__name__}.{found.name}") for found in pkgutil.iter_modules(ops.__path__)]
+    found = {c for module in modules for _, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, Operator)}
+    return sorted((c for c in found if not inspect.isabstract(c)), key=lambda c: c.__name__)
+
+
+@pytest.mark.parametrize("operator", _operators())
+def test_walks_and_intervals_pass_through(operator):
+    assert (rules.step.dispatch(operator) is rules.step.dispatch(object)) == (operator.name in WITHOUT)
+    assert not getattr(operator.interval, "__isabstractmethod__", False)
+
+
+def test_an_operator_of_no_kind_has_no_rule():
+    class Unknown(Operator):
+        name = "Unknown"
+
+    assert len(_operators()) > 20
+    assert rules.step.dispatch(Unknown) is rules.step.dispatch(object)
