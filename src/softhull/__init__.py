@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from .solve.conic import Conic as Conic
     from .solve.cutting import CuttingPlanes as CuttingPlanes
     from .solve.dual import Dual as Dual
+    from .verify.conformal import Conformal as Conformal
+    from .verify.conformal import ConformalScore as ConformalScore
+    from .verify.conformal import PredictionSets as PredictionSets
+    from .verify.conformal import study_conformal as study_conformal
+    from .verify.dataset import DatasetReport as DatasetReport
+    from .verify.dataset import certify_dataset as certify_dataset
     from .verify.result import Result as Result
     from .verify.result import Verdict as Verdict
     from .verify.robustness import certified_radius as certified_radius
@@ -92,6 +98,12 @@ _ON_FIRST_USE = {
     "Entropy": ("verify.scores", "onnx"),
     "UncertaintyResult": ("verify.uncertainty", "onnx"),
     "verify_uncertainty": ("verify.uncertainty", "onnx"),
+    "DatasetReport": ("verify.dataset", "onnx"),
+    "certify_dataset": ("verify.dataset", "onnx"),
+    "Conformal": ("verify.conformal", "onnx"),
+    "ConformalScore": ("verify.conformal", "onnx"),
+    "PredictionSets": ("verify.conformal", "onnx"),
+    "study_conformal": ("verify.conformal", "onnx"),
     "check_certificate": ("checker.check", "check"),
     "class_certificate": ("certificates.write", "check"),
     "score_certificate": ("certificates.write", "check"),

@@ -17,8 +17,15 @@ from .scores import Piece, Score
 class Relaxed(Protocol):
     """Something known of the mean class probabilities of networks over the regions of a batch."""
 
+    @property
+    def together(self) -> int:
+        """How many rows may be solved for at once, whatever the number of instances."""
+
     def probabilities(self) -> Interval:
         """Ranges ``[B, K]``."""
+
+    def logits(self) -> list[Interval]:
+        """Ranges ``[B, K]`` of the logits of every network; empty where nothing is known of them."""
 
     def trivial(self, coefficients: Tensor) -> Tensor:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``, at next to no cost."""

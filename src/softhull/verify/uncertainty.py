@@ -156,11 +156,11 @@ def verify_uncertainty(
     began, cpu = time.monotonic(), time.process_time()
     deadline = deadline_after(timeout)
     score, place = find_score(score), device_of(x, device)
-    solver = _solver(networks, find_method(method), bound, separate, rounding)
-    x, y = _inputs(x, y, solver.classes, networks)
+    solver = find_solver(networks, find_method(method), bound, separate, rounding)
+    x, y = check_inputs(x, y, solver.classes, networks)
     solver, x, y = solver.to(place), x.to(place), y.to(place)
     attack = attack or ScoreAttack(seed=seed)
-    asked = _Asked(_listed(networks), solver, score, attack, rounding == "outward", deadline, seed)
+    asked = _Asked(as_list(networks), solver, score, attack, rounding == "outward", deadline, seed)
     records: dict[int, ScoreRecord] = {}
     certificates = []
     waiting = list(torch.arange(len(x)).split(BATCH))
@@ -230,7 +230,8 @@ class _Asked:
         return math.inf if self.score.worst_when == "high" else -math.inf
 
 
-def _listed(networks: Networks) -> list[Network | Graph]:
+def as_list(networks: Networks) -> list[Network | Graph]:
+    """The networks of an ensemble, or the only one there is."""
     return [networks] if isinstance(networks, Network | Graph) else list(networks)
 
 
@@ -256,9 +257,9 @@ def find_method(method: str | Any) -> Any:
     return known[method]()
 
 
-def _solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
+def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
     """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
-    listed = _listed(networks)
+    listed = as_list(networks)
     if not listed:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
@@ -276,7 +277,8 @@ def _solver(networks: Networks, method: Any, bound: str, separate: bool, roundin
     return ByWalks(whole.alone if separate else (whole,), replace(method, rounding=rounding))
 
 
-def _inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
+def check_inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
+    """Inputs ``[B, *shape]`` and labels ``[B]`` as tensors; InvalidInput where the networks cannot take them."""
     x = torch.as_tensor(x, dtype=torch.float64)
     y = torch.as_tensor(y)
     first = networks if isinstance(networks, Network | Graph) else networks[0]
