@@ -12,7 +12,7 @@ from softhull.attack.score import ScoreAttack
 from softhull.formats.onnx import parse_onnx
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
-from softhull.propagate.optimize import optimize_differences, optimized_lower
+from softhull.propagate.optimize import optimized_lower, with_better_differences
 from softhull.propagate.perturbation import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
@@ -69,6 +69,6 @@ def test_shared_coefficients_are_those_of_every_instance() -> None:
         never = torch.full((5,), torch.inf, dtype=torch.float64)
         better = optimized_lower(bounds, softmax, C, 4, 0.1, never)
         assert (better >= low - 1e-12).all()
-        optimize_differences(bounds, 2, 0.1)
+        with_better_differences(bounds, 2, 0.1)
         p = graph.nodes[softmax].operator.value(x)
         assert (better <= (C * p).flatten(2).sum(-1)).all()
