@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import torch
 
+from ..checker.forgery.search import Tally as Forgeries
+from ..checker.forgery.search import one_round
 from .graphs import check_graph
 from .planes import KINDS, Tally, check_planes
 
 FORMATS = (torch.float64, torch.float32)
 BATCH = 32  # regions of one random graph
+ROUND = 20_000  # forgeries
 
 
 def planes_round(seed: int, rounding: str) -> Tally:
@@ -47,6 +52,19 @@ def run(seed: int, seconds: float, checks: int, instances: int, rounding: str = 
     return planes, graphs, done
 
 
+def forge(seed: int, count: int) -> Forgeries:
+    """Forged certificates on all cores, in rounds from ``seed`` on."""
+    counts = [min(ROUND, count - done) for done in range(0, count, ROUND)]
+    found = Forgeries()
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for number, tally in enumerate(pool.map(one_round, range(seed, seed + len(counts)), counts)):
+            found.merge(tally)
+            for wrong in tally.false + tally.crashes:
+                print(f"seed {seed + number}: {wrong}", flush=True)
+            print(f"next seed {seed + number + 1}: {found}", flush=True)
+    return found
+
+
 def _line(planes: Tally, graphs: Tally, done: int) -> str:
     return (
         f"{planes.checks} (box, point, bound) checks, {planes.exact} of them in ball arithmetic, "
@@ -61,14 +79,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--checks", type=int, default=10_000_000)
     parser.add_argument("--instances", type=int, default=20_000)
+    parser.add_argument("--forgeries", type=int, default=1_000_000)
     parser.add_argument("--rounding", choices=["outward", "nearest"], default="outward")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     seed = int(time.time()) if asked.seed is None else asked.seed
     print(f"first seed {seed}, rounding {asked.rounding}", flush=True)
     planes, graphs, done = run(seed, 60 * asked.minutes, asked.checks, asked.instances, asked.rounding)
-    print(_line(planes, graphs, done))
-    return 1 if planes.violations or graphs.violations else 0
+    print(_line(planes, graphs, done), flush=True)
+    forgeries = forge(seed, asked.forgeries)
+    return 1 if planes.violations or graphs.violations or forgeries.false or forgeries.crashes else 0
 
 
 if __name__ == "__main__":
