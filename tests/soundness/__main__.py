@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import torch
 
+from ..checker.forgery.search import Tally as Forgeries
+from ..checker.forgery.search import one_round
 from ..formats.differential.compare import compare, summary
 from .graphs import check_graph
 from .methods import method_round
@@ -16,6 +20,7 @@ from .planes import KINDS, Tally, check_planes
 
 FORMATS = (torch.float64, torch.float32)
 BATCH = 32  # regions of one random graph
+ROUND = 20_000  # forgeries
 
 
 def planes_round(seed: int, rounding: str) -> Tally:
@@ -68,6 +73,19 @@ def _about(tally: Tally, networks: int) -> str:
     return f"{networks} attention networks, {tally.checks} margins and scores, {tally.violations} violations"
 
 
+def forge(seed: int, count: int) -> Forgeries:
+    """Forged certificates on all cores, in rounds from ``seed`` on."""
+    counts = [min(ROUND, count - done) for done in range(0, count, ROUND)]
+    found = Forgeries()
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for number, tally in enumerate(pool.map(one_round, range(seed, seed + len(counts)), counts)):
+            found.merge(tally)
+            for wrong in tally.false + tally.crashes:
+                print(f"seed {seed + number}: {wrong}", flush=True)
+            print(f"next seed {seed + number + 1}: {found}", flush=True)
+    return found
+
+
 def _line(planes: Tally, graphs: Tally, done: int) -> str:
     return (
         f"{planes.checks} (box, point, bound) checks, {planes.exact} of them in ball arithmetic, "
@@ -84,18 +102,21 @@ def main() -> int:
     parser.add_argument("--instances", type=int, default=20_000)
     parser.add_argument("--models", type=int, default=20_000, help="random ONNX files, read three times each")
     parser.add_argument("--networks", type=int, default=5000, help="attention networks for all methods")
+    parser.add_argument("--forgeries", type=int, default=1_000_000, help="certificates of a dishonest writer")
     parser.add_argument("--rounding", choices=["outward", "nearest"], default="outward")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     seed = int(time.time()) if asked.seed is None else asked.seed
     print(f"first seed {seed}, rounding {asked.rounding}", flush=True)
     planes, graphs, done = run(seed, 60 * asked.minutes, asked.checks, asked.instances, asked.rounding)
-    print(_line(planes, graphs, done))
+    print(_line(planes, graphs, done), flush=True)
     readings = compare(range(seed, seed + asked.models))
-    print("\n".join((*readings.wrong, summary(readings))))
+    print("\n".join((*readings.wrong, summary(readings))), flush=True)
     methods = run_methods(seed, 60 * asked.minutes, asked.networks)
-    print(f"{methods.checks} margins and scores of attention networks, {methods.violations} violations")
-    return 1 if planes.violations or graphs.violations or readings.wrong or methods.violations else 0
+    print(f"{methods.checks} margins and scores of attention networks, {methods.violations} violations", flush=True)
+    forgeries = forge(seed, asked.forgeries)
+    failed = (planes.violations, graphs.violations, readings.wrong, methods.violations)
+    return 1 if any(failed) or forgeries.false or forgeries.crashes else 0
 
 
 if __name__ == "__main__":

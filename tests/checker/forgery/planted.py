@@ -74,7 +74,7 @@ PLANTED = [
         "",
         ("product", "relu"),
     ),
-    P("weights above one", K, "_softmax", "if not all(w >= 0 for w in left.ravel()):", "if False:", ("weighted", "old")),
+    P("weights above one", K, "_softmax", "if not all(w >= 0 for w in left.ravel()):", "if False:", ("weighted",)),
     P(
         "planes of another node",
         K,
@@ -87,8 +87,8 @@ PLANTED = [
     # Rules
     P("chord too low", K, "chords", "arb(high) * (ONE - slope[i])", "arb(high) * (ONE - slope[i]) / 2", ("relu",)),
     P("McCormick sides swapped", K, "_term_by_term", "up * low + down * high", "up * high + down * low", ("product",)),
-    P("missed part forgotten", K, "_contracted", "arb(float(proved.lower[row])) - missed", "arb(float(proved.lower[row]))",
-      ("product", "shared")),
+    P("missed part forgotten", K, "_contracted", "arb(float(proved.lower[row])) - missed",
+      "arb(float(proved.lower[row]))", ("product", "shared")),
     P("lower plane by 1e-6", softmax, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta", ("old",)),
     P("upper plane by 1e-6", softmax, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)", ("old",)),
     P("a difference and its negative", K, "learn_differences", "-np.inf), -high)", "-np.inf), low)", ("twins", "old")),

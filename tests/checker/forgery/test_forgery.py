@@ -43,7 +43,7 @@ def test_no_false_statement_is_accepted(all_instances: list[Instance]) -> None:
     assert tally.forgeries == COUNT
     if COUNT >= 20000:
         assert CLAIMS | RULES | set(SCORES) | {"class"} <= tally.accepted.keys()
-        assert CLAIMS | RULES <= tally.changed.keys()
+        assert tally.changed.keys() >= CLAIMS | RULES
         assert min(tally.outcomes[name] for name in ("refused", "malformed", "accepted and true")) > COUNT // 50
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +46,8 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
     if len(logits) > 1:
         yield margins(instance, label, rivals=[])
     if len(instance.models) == 1:
-        try:
+        with suppress(NoProof):  # too large a region; the margins below are proofs all the same
             yield class_certificate(instance.paths[0], instance.x, label, region)
-        except NoProof:
-            pass  # too large a region; the margins below are proofs all the same
         if len(logits) > 1:
             yield margins(instance, label, [k for k in range(len(logits)) if k != label])
     products = any(isinstance(node, Product) for node in parsed.nodes)
@@ -56,7 +55,8 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
         names = list(SCORES) if products and region.eps < 1e-3 else ["nll"]
         networks = [load_onnx(path) for path in instance.paths] if len(instance.models) > 1 else []
         for score in names:
-            yield score_certificate(instance.paths, networks, instance.x, label, region, score)
+            with suppress(NoProof):  # softmax rows of one entry leave a contracted product without functions
+                yield score_certificate(instance.paths, networks, instance.x, label, region, score)
 
 
 @exactly
@@ -346,25 +346,21 @@ class Writer:
             R, K = node.rows.shape
             rule: Step = {"planes": self._step_of(draft, number, "planes", index)}
             rule["multiplier"] = self._pick([np.zeros((1, R)), self.rng.standard_normal((1, R))])
-            step = draft.steps[rule["planes"]] if 0 <= rule["planes"] < number else {}
             for side in ("below", "above"):
-                held = draft.arrays.get(str(step.get(side)), np.zeros(1))
-                P = len(held) if held.ndim else 1
+                P = draft.length(rule["planes"], side)
                 rule[side] = self._shares(P, R, K) / (max(P, 1) if self.rng.random() < 0.8 else 1)
             return rule
         assert isinstance(node, Product)
         if split:
-            side = int(self.rng.integers(2))
-            rule = {"split": side}
-            return rule | self._reference(node, side)
+            factor = int(self.rng.integers(2))
+            return {"split": factor, **self._reference(node, factor)}
         keep = int(self.rng.integers(2))
         useful = bool(self._steps_of(draft, "functions", (node.y, node.x)[keep].node))
         if self.rng.random() < (0.3 if useful else 0.9):
             return {"below": self._shares(node.size), "above": self._shares(node.size)}
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         steps = [self._step_of(draft, number, "functions", other.node)]
-        held = draft.arrays.get(str(draft.steps[steps[0]].get("rows")), np.zeros(1)) if steps[0] < number else None
-        most = max(len(held), 1) if held is not None and held.ndim else 1
+        most = max(draft.length(steps[0], "rows"), 1)
         rule = {"keep": keep, "functions": steps, "weight": self._shares(1, kept.size)}
         rule["rows"] = self.rng.integers(0, most, (wanted, kept.size))
         return rule | self._reference(node, keep)
@@ -474,7 +470,9 @@ class Draft:
         if not isinstance(step, dict):
             return {}
         rules = step.get("rules")
-        copied = {n: dict(r) if isinstance(r, dict) else r for n, r in rules.items()} if isinstance(rules, dict) else rules
+        copied = (
+            {n: dict(r) if isinstance(r, dict) else r for n, r in rules.items()} if isinstance(rules, dict) else rules
+        )
         self.steps[number] = dict(step) | ({"rules": copied} if "rules" in step else {})
         found: Step = self.steps[number]
         return found
@@ -494,6 +492,12 @@ class Draft:
             for key, value in holder.items()
             if isinstance(value, str) and value in self.arrays
         ]
+
+    def length(self, number: int, key: str) -> int:
+        """How many rows an array of a step has; 1 where there is none."""
+        step = self.steps[number] if number < len(self.steps) else None
+        held = self.arrays.get(str(step.get(key)), np.zeros(1)) if isinstance(step, dict) else np.zeros(1)
+        return len(held) if held.ndim else 1
 
     def keep(self, array: np.ndarray) -> str:
         name = f"b{len(self.arrays)}"
@@ -541,7 +545,7 @@ class Draft:
         if self.first is not None:
             self.first = min(self.first, number)
 
-    def shorten(self, rng: np.random.Generator, most: int = 3) -> None:
+    def shorten(self, rng: np.random.Generator, most: int = 2) -> None:
         """Leave out steps behind the first change, so that a forgery costs little to check."""
         first = 0 if self.first is None else self.first
         while len(self.steps) > first + most:
