@@ -62,13 +62,22 @@ class NeuronBounds:
         )
 
 
-def neuron_bounds(stack: Stack, region: Region, outward: bool = True) -> NeuronBounds:
-    """Sound bounds for all inputs of the region, instance by instance in chunks that fit the cache."""
+def neuron_bounds(
+    stack: Stack, region: Region, outward: bool = True, known: NeuronBounds | None = None
+) -> NeuronBounds:
+    """Sound bounds for all inputs of the region, instance by instance in chunks that fit the cache.
+
+    With bounds that are ``known`` to hold, in the whole region or in the part that a question is about, they hold there
+    and are nowhere wider.
+    """
     widest = max(2 * layer.size for layer in stack.layers)
     widest = max(widest, stack.classes * (stack.classes - 1))
     row = len(stack.members) * widest * max(region.lower[0].numel(), *(layer.size for layer in stack.layers))
     step = max(1, CHUNK // row)
-    parts = [_Walks(stack, region.take(here), outward).bounds() for here in pieces(positions(region.lower), step)]
+    parts = [
+        Walks(stack, region.take(here), outward).bounds(known and known.take(here))
+        for here in pieces(positions(region.lower), step)
+    ]
     intervals = tuple(
         (torch.cat([p.intervals[i][0] for p in parts]), torch.cat([p.intervals[i][1] for p in parts]))
         for i in range(len(stack.layers))
@@ -84,7 +93,7 @@ def successive(stack: Stack, inputs: int) -> int:
     return 2 * widest + 16 * len(stack.layers)
 
 
-class _Walks:
+class Walks:
     """The walks of one chunk of instances."""
 
     def __init__(self, stack: Stack, region: Region, outward: bool) -> None:
@@ -113,7 +122,17 @@ class _Walks:
         self.after: list[tuple[Tensor, Tensor]] = []  # the same behind the activation, with charges of the lines
         self.lines: list[Lines] = []
 
-    def bounds(self) -> NeuronBounds:
+    def through(self, known: NeuronBounds) -> Walks:
+        """Ready for walks, with lines and charges from bounds that are known to hold."""
+        for layer, interval in zip(self.stack.layers, known.intervals):
+            self.charges.append(self._charge(layer))
+            self.known.append(interval)
+            if layer.activation is not None:
+                self._pass(layer.activation, interval, self.charges[-1])
+        return self
+
+    def bounds(self, given: NeuronBounds | None = None) -> NeuronBounds:
+        """Everything, layer after layer; where intervals do not meet those ``given``, nothing is in both: either do."""
         for i, layer in enumerate(self.stack.layers):
             self.charges.append(self._charge(layer))
             units = torch.eye(layer.size, dtype=layer.bias.dtype, device=layer.bias.device)
@@ -121,10 +140,20 @@ class _Walks:
             # Rounding to nearest may cross the ends.
             lower, upper = torch.minimum(-best[..., layer.size :], best[..., : layer.size]), best[..., : layer.size]
             upper = torch.maximum(upper, -best[..., layer.size :])
+            if given is not None:
+                least, most = given.intervals[i]
+                low, high = torch.maximum(lower, least), torch.minimum(upper, most)
+                lower, upper = torch.where(low <= high, low, least), torch.where(low <= high, high, most)
             self.known.append((lower, upper))
             if layer.activation is not None:
                 self._pass(layer.activation, (lower, upper), self.charges[i])
-        return NeuronBounds(tuple(self.known), self.differences(), tuple(self.charges))
+        low, high = self.differences()
+        if given is not None:
+            least, most = (torch.maximum(low, given.differences[0]), torch.minimum(high, given.differences[1]))
+            low, high = (
+                torch.where(least <= most, end, side) for end, side in zip((least, most), given.differences)
+            )
+        return NeuronBounds(tuple(self.known), (low, high), tuple(self.charges))
 
     def _charge(self, layer: Layer) -> Tensor:
         """What rounding costs one unit of a coefficient of the layer, folding of its numbers included."""
@@ -176,6 +205,18 @@ class _Walks:
 
     def upper(self, index: int, C: Tensor) -> Tensor:
         """Upper bounds ``[B, M, S]`` on ``C @ z`` with ``z`` the affine part of layer ``index``."""
+        return self._walk(index, C)[0]
+
+    def form(self, index: int, C: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes ``[B, M, S, n]`` and constants ``[B, M, S]`` with ``C @ z <= slopes @ s + constants``, for boxes.
+
+        The input is ``middle + radius * s`` with all ``|s_i| <= 1``; the constants hold what rounding costs.
+        """
+        _, slopes, constant = self._walk(index, C)
+        assert slopes is not None
+        return slopes, constant
+
+    def _walk(self, index: int, C: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         pending: dict[int, Tensor] = {}
         at_input: Tensor | None = None
         constant = _inner(C.abs(), self.charges[index]) if self.outward else C.new_zeros(1)
@@ -193,7 +234,7 @@ class _Walks:
             value = constant + self._over(reach, at_input)
             best = value if best is None else torch.minimum(best, value)
             if not pending:
-                return best
+                return best, at_input, constant
             top = max(pending)
             A = pending.pop(top)
             constant = constant + reach.pop(top)[1]
