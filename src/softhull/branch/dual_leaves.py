@@ -30,11 +30,11 @@ ROOT = Dual(steps=100)
 STEPS, TRIED = 10, 3
 RATE, DECAY = 0.03, 0.1
 # Rivals of the class that loses most, whose differences to it cuts elsewhere may narrow.
-RIVALS = 3
+RIVALS = 5
 # Inputs are cut where there are at most so many.
 INPUTS = 32
 # Cells keep so many candidates for their cut.
-CANDIDATES = 6
+CANDIDATES = 8
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class DualLeaves:
 
     ``start [P, K]`` are probabilities to touch the objective at first.
     """
+
+    together = 1
 
     def __init__(self, relaxation: Relaxation, instance: Tensor, plane: Plane, start: Tensor) -> None:
         self.root, self.instance, self.plane, self.start = relaxation, instance, plane, start
@@ -317,7 +319,7 @@ class DualLeaves:
         L, outward = len(cells), self.root.outward
         walks = [Walks(part.stack, region, outward).through(known) for part, known in zip(self.root.stacks, bounds)]
         count = torch.tensor([len(cell.path) for cell in cells])
-        ahead = [len(p) - k for p, k in zip((cell.path for cell in cells), path.known)]
+        ahead = [len(p) - k for p, k in zip((cell.path for cell in cells), map(len, path.before))]
         fresh = [torch.where(k < torch.tensor(ahead), count - torch.tensor(ahead) + k, -1) for k in range(max(ahead))]
         for which in fresh:
             path = self._half_spaces(walks, cuts, which, path)
@@ -408,35 +410,35 @@ class _Path:
     slopes: Tensor  # [L, C, n]
     rooms: Tensor  # [L, 2, C]
     weights: Tensor  # [L, R, C]
-    known: list[int]  # how many cuts the warm start of each cell had
+    before: list[tuple[Tensor, ...]]  # the half-spaces that each cell shares with its parent
 
     @staticmethod
     def empty(L: int, n: int, rows: int, like: Tensor) -> _Path:
         return _Path(
-            like.new_zeros(L, 0), like.new_zeros(L, 0, n), like.new_zeros(L, 2, 0), like.new_zeros(L, rows, 0), [0] * L
+            like.new_zeros(L, 0), like.new_zeros(L, 0, n), like.new_zeros(L, 2, 0), like.new_zeros(L, rows, 0), [()] * L
         )
 
     @staticmethod
     def of(warms: Sequence[Warm], C: int, inputs: int, moved: list[bool]) -> _Path:
         """Where an input was cut, half-spaces no longer fit the box: they say nothing any more."""
-        first = warms[0]
-        n = first.weights.shape[0]
-        L = len(warms)
-        on_cuts, rooms = first.row.new_zeros(L, C), first.row.new_zeros(L, 2, C)
-        weights = first.row.new_zeros(L, n, C)
-        slopes = first.row.new_zeros(L, C, inputs)
+        L, like = len(warms), warms[0].row
+        on_cuts, slopes, rooms = like.new_zeros(L, C), like.new_zeros(L, C, inputs), like.new_zeros(L, 2, C)
+        weights = like.new_zeros(L, len(warms[0].weights), C)
+        before = [warm.slopes for warm in warms]
         for i, warm in enumerate(warms):
             known = len(warm.on_cuts)
             on_cuts[i, :known] = warm.on_cuts
-            if known and not moved[i]:
+            if known and moved[i]:
+                before[i] = (like.new_zeros(inputs),) * known
+            elif known:
                 rooms[i, :, :known], weights[i, :, :known] = warm.rooms, warm.weights
                 torch.stack(warm.slopes, out=slopes[i, :known])
-        return _Path(on_cuts, slopes, rooms, weights, [len(warm.on_cuts) for warm in warms])
+        return _Path(on_cuts, slopes, rooms, weights, before)
 
     def warm(self, i: int, C: int, row: Tensor, on_cuts: Tensor) -> Warm:
-        return Warm(
-            row.clone(), on_cuts[:C].clone(), tuple(self.slopes[i, :C].clone().unbind(0)), self.rooms[i, :, :C].clone(), self.weights[i, :, :C].clone()
-        )
+        slopes = (*self.before[i], *(self.slopes[i, c].clone() for c in range(len(self.before[i]), C)))
+        rooms, weights = (t[i, :, :C].clone() for t in (self.rooms, self.weights))
+        return Warm(row.clone(), on_cuts[:C].clone(), slopes, rooms, weights)
 
 
 @dataclass(frozen=True)

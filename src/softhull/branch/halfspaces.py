@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from ..graph.rounding import share
+from ..propagate.structure import pieces, positions
 
+# Numbers of one tensor of slopes: small enough to stay in the processor's cache between two operations.
+CHUNK = 1 << 18
 # Multiples tried, in units of the one that makes both forms equally large.
-MULTIPLES = (0.15, 0.3, 0.6, 1.2)
+MULTIPLES = (0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class Forms:
     slopes: Tensor
     constants: Tensor
     sizes: Tensor
+
+    def take(self, instances: Tensor) -> Forms:
+        return Forms(self.slopes[instances], self.constants[instances], self.sizes[instances])
 
     @property
     def reach(self) -> Tensor:
@@ -44,6 +50,16 @@ def largest_values(
     Starts from multipliers that were good before; those of the half-spaces numbered in each tensor of ``fresh [B]`` are
     searched for, one after the other (-1: none).
     """
+    parts = [
+        _largest_values(forms.take(here), half_spaces.take(here), multipliers[here], [f[here] for f in fresh], outward)
+        for here in pieces(positions(multipliers), max(1, CHUNK // forms.slopes[0].numel()))
+    ]
+    return torch.cat([best for best, _ in parts]), torch.cat([found for _, found in parts])
+
+
+def _largest_values(
+    forms: Forms, half_spaces: Forms, multipliers: Tensor, fresh: list[Tensor], outward: bool
+) -> tuple[Tensor, Tensor]:
     cost = share(forms.slopes.shape[-1] + half_spaces.slopes.shape[1], forms.slopes.dtype) if outward else 0.0
     reach, unit = forms.reach, half_spaces.reach
     slopes = forms.slopes + multipliers @ half_spaces.slopes

@@ -7,6 +7,7 @@ proved once all its cells are above its target. What a bound is and where it los
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,12 @@ class Cell:
 
 
 class Bounds(Protocol):
-    """How cells are bounded. Every bound is a proof for its cell alone."""
+    """How cells are bounded. Every bound is a proof for its cell alone.
+
+    Fewer cells than ``together`` cost about as much as that many: then cells are cut several times at once, untried.
+    """
+
+    together: int
 
     def roots(self) -> list[Solved]:
         """The whole regions, one per problem."""
@@ -68,7 +74,7 @@ class Branch:
     nodes: int = 1 << 20
     memory: int = 1 << 29
     tolerance: float = 1e-3
-    tries: int = 3
+    tries: int = 6
     cells: int = 256
     inner: Any = None
     seed: int = 0
@@ -208,34 +214,40 @@ class Search:
         return chosen
 
     def _cut(self, nodes: list[tuple[int, Node]]) -> None:
-        """Both children of every cell, by the cut whose worse child gains most."""
+        """The children of every cell, by the cut whose worse child gains most, or by several cuts at once."""
         solved = [self._solved[number] for number, _ in nodes]
-        cuts = self._choose(nodes, solved)
-        cells, parents = [], []
-        for (_, node), found, cut in zip(nodes, solved, cuts):
-            path = node.path
-            for side in cut.sides:
-                cells.append(Cell(node.problem, (*path, side), found.warm))
-                parents.append(node)
+        times = max(1, int(math.log2(max(1, self.bounds.together / len(nodes)))))
+        cuts = [found.cuts[:times] for found in solved] if self.bounds.together > 1 else self._choose(nodes, solved)
+        grown, leaves, cells = [], [], []
+        for (_, node), found, chosen in zip(nodes, solved, cuts):
+            copy = Node(node.problem, node.parent, node.side, node.bound)
+            ends = [copy]
+            for cut in chosen:
+                for end in ends:
+                    left, right = (Node(end.problem, end, side, end.bound) for side in cut.sides)
+                    end.children = (left, right)
+                ends = [child for end in ends for child in end.children or ()]
+            grown.append(copy)
+            leaves += ends
+            cells += [Cell(end.problem, end.path, found.warm) for end in ends]
         try:
             children = self.bounds.solve(cells)
         except BaseException:
-            for (number, node), _ in zip(nodes, solved):  # nothing is lost with the work that was interrupted
+            for number, node in nodes:  # nothing is lost with the work that was interrupted
                 heapq.heappush(self._open[node.problem], (node.bound, number, node))
             raise
-        for number, _ in nodes:
+        for (number, node), copy in zip(nodes, grown):
             self._forget(number)
-        for place in range(0, len(cells), 2):
-            parent = parents[place]
-            both = []
-            for cell, child in zip(cells[place : place + 2], children[place : place + 2]):
-                node = Node(parent.problem, parent, cell.path[-1], max(parent.bound, child.bound))
-                both.append(node)
-                self._keep(node, child)
-            parent.children = (both[0], both[1])
-            self.instances[self.owner[parent.problem]].nodes += 2
+            node.children = copy.children
+            for child in copy.children or ():
+                child.parent = node
+            self.instances[self.owner[node.problem]].nodes += len(copy.leaves())
+        for leaf, child in zip(leaves, children):
+            leaf.bound = max(leaf.bound, child.bound)
+            self._keep(leaf, child)
 
-    def _choose(self, nodes: list[tuple[int, Node]], solved: list[Solved]) -> list[Cut]:
+    def _choose(self, nodes: list[tuple[int, Node]], solved: list[Solved]) -> list[Sequence[Cut]]:
+        """One cut for every cell: the best of a few that are tried."""
         tries = [found.cuts[: self.settings.tries] for found in solved]
         cells = [
             Cell(node.problem, (*node.path, side), found.warm)
@@ -245,10 +257,10 @@ class Search:
             for side in cut.sides
         ]
         values = iter(self.bounds.quick(cells) if cells else [])
-        chosen = []
+        chosen: list[Sequence[Cut]] = []
         for (_, node), cuts in zip(nodes, tries):
             if len(cuts) == 1:
-                chosen.append(cuts[0])
+                chosen.append(cuts)
                 continue
             top = self.target[node.problem]
             scores = []
@@ -256,7 +268,8 @@ class Search:
                 # Beyond the target there is nothing to gain.
                 low, high = sorted(min(max(next(values), node.bound), top) for _ in range(2))
                 scores.append(low + 0.2 * high)
-            chosen.append(cuts[max(range(len(cuts)), key=lambda i: (scores[i], -i))])
+            best = max(range(len(cuts)), key=lambda i: (scores[i], -i))
+            chosen.append(cuts[best : best + 1])
         return chosen
 
     def _charge(self, problems: list[int], seconds: float) -> None:
