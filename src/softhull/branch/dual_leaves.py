@@ -90,7 +90,7 @@ class DualLeaves:
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
         problem, relaxation, state, empty, _ = self._start(cells, False)
-        whole, run, offset = self._descend(problem, relaxation, state, TRIED)
+        _, run, offset = self._descend(problem, relaxation, state, TRIED)
         return torch.where(empty, torch.inf, -(run.best + offset)).tolist()
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
@@ -100,9 +100,7 @@ class DualLeaves:
 
     # What they are made of
 
-    def _start(
-        self, cells: Sequence[Cell], sharpen: bool
-    ) -> tuple[Tensor, Relaxation, _State, Tensor, _Path]:
+    def _start(self, cells: Sequence[Cell], sharpen: bool) -> tuple[Tensor, Relaxation, _State, Tensor, _Path]:
         problem = torch.tensor([cell.problem for cell in cells])
         warms: list[Warm] = [self._roots[cell.problem] if cell.warm is None else cell.warm for cell in cells]
         bounds, flat, points, at = self._unpack(torch.stack([warm.row for warm in warms]))
@@ -130,7 +128,13 @@ class DualLeaves:
             )
             for part, known in zip(self.root.stacks, bounds)
         )
-        return problem, replace(self.root, region=region, stacks=parts), _State(flat, points, at, cuts, path), empty, path
+        return (
+            problem,
+            replace(self.root, region=region, stacks=parts),
+            _State(flat, points, at, cuts, path),
+            empty,
+            path,
+        )
 
     def _descend(
         self, problem: Tensor, relaxation: Relaxation, state: _State, steps: int
@@ -359,9 +363,7 @@ class DualLeaves:
         """The half-spaces of cuts number ``which [L]`` (-1: none) of every path."""
         L = len(which)
         place = which.clamp(min=0)[:, None]
-        stack, layer, plus, minus = (
-            t.gather(1, place)[:, 0] for t in (cuts.stack, cuts.layer, cuts.plus, cuts.minus)
-        )
+        stack, layer, plus, minus = (t.gather(1, place)[:, 0] for t in (cuts.stack, cuts.layer, cuts.plus, cuts.minus))
         sign, threshold = (t.gather(1, place)[:, 0] for t in (cuts.sign, cuts.threshold))
         slopes, rooms = path.slopes.clone(), path.rooms.clone()
         for s, i in self.nodes:

@@ -1,9 +1,9 @@
 """Cuts seen from the input: half-spaces that sharpen what is known of other nodes.
 
 A walk turns a cut ``g <= t`` into a half-space of the input that holds wherever the cut is kept: from
-``-g <= slopes . s + constant`` follows ``slopes . s + constant + t >= 0``. Any multiple of it may be added to the linear
-bound of another function before its maximum over the box is taken. So a cut in one network of an ensemble narrows the
-ranges in all of them.
+``-g <= slopes . s + constant`` follows ``slopes . s + constant + t >= 0``. Any multiple of it may be added to the
+linear bound of another function before its maximum over the box is taken. So a cut in one network of an ensemble
+narrows the ranges in all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Forms:
 def largest_values(
     forms: Forms, half_spaces: Forms, multipliers: Tensor, fresh: list[Tensor], outward: bool
 ) -> tuple[Tensor, Tensor]:
-    """Upper bounds ``[B, R]`` on the forms where all ``C`` half-spaces are at least 0, and their multipliers ``[B, R, C]``.
+    """Upper bounds ``[B, R]`` on the forms where all half-spaces are at least 0, and the multipliers ``[B, R, C]``.
 
     Starts from multipliers that were good before; those of the half-spaces numbered in each tensor of ``fresh [B]`` are
     searched for, one after the other (-1: none).

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from ..errors import InvalidInput
+from ..propagate.methods import Branch
 from .cuts import Cut, Path
 from .tree import Node
 
@@ -58,33 +58,6 @@ class Bounds(Protocol):
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
         """Proofs for these cells."""
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Branch and bound: settings of the loop, and of the bounds inside it.
-
-    ``seconds`` of CPU time and ``nodes`` limit one instance, ``memory`` the bytes that open cells keep to start from.
-    ``tries`` cuts of every cell are tried before one is taken. A score is bounded to the end when its bound is within
-    ``tolerance`` of the attack. ``cells`` are bounded together. ``inner`` is the method of the cells (None: chosen by the
-    question and the network), ``seed`` that of the attacks.
-    """
-
-    seconds: float = 10.0
-    nodes: int = 1 << 20
-    memory: int = 1 << 29
-    tolerance: float = 1e-3
-    tries: int = 6
-    cells: int = 256
-    inner: Any = None
-    seed: int = 0
-    bound: str = "hull"
-    rounding: str = "outward"
-
-    def __post_init__(self) -> None:
-        for name, least in (("seconds", 0), ("nodes", 1), ("memory", 0), ("tolerance", 0), ("tries", 1), ("cells", 1)):
-            if not getattr(self, name) >= least:
-                raise InvalidInput(f"{name} must be at least {least}, got {getattr(self, name)!r}")
 
 
 @dataclass
@@ -153,6 +126,15 @@ class Search:
     def left(self, problem: int) -> int:
         """How many cells are not proved."""
         return len(self._open[problem]) + len(self._stuck[problem])
+
+    def described(self, problem: int) -> str:
+        """One line: how many cells, how deep, what is left."""
+        if not self.roots:
+            return "not branched"
+        leaves = self.roots[problem].leaves()
+        left = self.left(problem)
+        line = f"{len(leaves)} cells, {max(leaf.depth for leaf in leaves)} cuts deep, {left or 'none'} left"
+        return line + ("; raise seconds or nodes" if left and self.instances[self.owner[problem]].stopped else "")
 
     def give_up(self, problem: int) -> None:
         """Cut no more of a problem, because it is settled otherwise."""

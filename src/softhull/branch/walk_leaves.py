@@ -80,7 +80,7 @@ class WalkLeaves:
         bound, row = self.rows.worst(low)
         slopes, x = self._slopes(region, problem, row)
         weight = (slopes.abs() * (region.upper - region.lower)).flatten(1)
-        best, where = weight.topk(min(CANDIDATES, weight.shape[1]), 1)
+        where = weight.topk(min(CANDIDATES, weight.shape[1]), 1).indices
         lower, upper = region.lower.flatten(1), region.upper.flatten(1)
         middle = lower + (upper - lower) / 2
         middle, least, most = (t.gather(1, where).tolist() for t in (middle, lower, upper))

@@ -42,7 +42,7 @@ class Multipliers:
 class Lagrangian:
     """The bound ``max coefficients . p + constant <= value(parameters)`` for a batch of objectives ``[B, K]``.
 
-    With ``cuts`` the maximum is over the inputs that keep them; their multipliers are the last columns of the parameters.
+    With ``cuts`` the maximum is over the inputs that keep them; their multipliers are the last parameters.
     """
 
     def __init__(self, relaxation: Relaxation, coefficients: Tensor, cuts: Cuts | None = None) -> None:
@@ -171,7 +171,7 @@ class Lagrangian:
         return torch.stack([_Trail(self, i, part, on_cuts).at_input for i, part in enumerate(parts)]).sum(0)
 
     def losses(self, flat: Tensor, x: Tensor) -> list[tuple[list[Tensor], Tensor]]:
-        """Where the bound is lost at inputs ``[B, n]``: per stack, by activation ``[B, M, n]`` and by output ``[B, M, K]``.
+        """Where the bound is lost at inputs ``[B, n]``: per stack, activations ``[B, M, n]`` and outputs ``[B, M, K]``.
 
         Every affine step cancels, so that at the maximiser ``x`` of the last linear function all of it adds up to the
         distance between the bound and the objective there (but for the room that cuts leave), times the networks.

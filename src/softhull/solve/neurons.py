@@ -150,9 +150,7 @@ class Walks:
         low, high = self.differences()
         if given is not None:
             least, most = (torch.maximum(low, given.differences[0]), torch.minimum(high, given.differences[1]))
-            low, high = (
-                torch.where(least <= most, end, side) for end, side in zip((least, most), given.differences)
-            )
+            low, high = (torch.where(least <= most, end, side) for end, side in zip((least, most), given.differences))
         return NeuronBounds(tuple(self.known), (low, high), tuple(self.charges))
 
     def _charge(self, layer: Layer) -> Tensor:
