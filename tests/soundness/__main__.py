@@ -9,6 +9,10 @@ import time
 import numpy as np
 import torch
 
+from softhull.branch.loop import Search
+from softhull.propagate.methods import Branch
+from tests.branch.cells import check_tree, random_margin, random_score
+
 from .graphs import check_graph
 from .planes import KINDS, Tally, check_planes
 
@@ -47,6 +51,26 @@ def run(seed: int, seconds: float, checks: int, instances: int, rounding: str = 
     return planes, graphs, done
 
 
+def trees(seed: int, count: int) -> int:
+    """Searches on random small networks; returns how many left points out, were too high, or did not end."""
+    wrong = 0
+    for number in range(seed, seed + count):
+        problem = (random_score if number % 2 else random_margin)(number)
+        x = problem.points(number)
+        least = float(problem.objective(x).min())
+        search = Search(problem.bounds, Branch(seconds=60, nodes=20_000), [least - 1e-3])
+        with torch.no_grad():
+            search.run()
+        try:
+            check_tree(problem, search.roots[0], x)
+            assert not search.left(0), f"{search.left(0)} cells left"
+        except AssertionError as problem_found:
+            wrong += 1
+            print(f"seed {number}: {problem_found}", flush=True)
+    print(f"{count} searches, {wrong} wrong or not ended")
+    return wrong
+
+
 def _line(planes: Tally, graphs: Tally, done: int) -> str:
     return (
         f"{planes.checks} (box, point, bound) checks, {planes.exact} of them in ball arithmetic, "
@@ -62,9 +86,12 @@ def main() -> int:
     parser.add_argument("--checks", type=int, default=10_000_000)
     parser.add_argument("--instances", type=int, default=20_000)
     parser.add_argument("--rounding", choices=["outward", "nearest"], default="outward")
+    parser.add_argument("--trees", type=int, help="instead: branch and bound on so many random small networks")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     seed = int(time.time()) if asked.seed is None else asked.seed
+    if asked.trees is not None:
+        return 1 if trees(seed, asked.trees) else 0
     print(f"first seed {seed}, rounding {asked.rounding}", flush=True)
     planes, graphs, done = run(seed, 60 * asked.minutes, asked.checks, asked.instances, asked.rounding)
     print(_line(planes, graphs, done))
