@@ -55,13 +55,13 @@ class Problem:
 def random_score(seed: int, activation: str = "relu") -> Problem:
     """The probability of a class under a few networks that share 2 to 6 inputs, to be bounded from below."""
     rng = np.random.default_rng([seed, 7])
-    inputs, classes, networks = int(rng.integers(2, 7)), int(rng.integers(2, 5)), int(rng.integers(1, 4))
+    inputs, classes, networks = int(rng.integers(2, 7)), int(rng.integers(2, 5)), int(rng.integers(1, 3))
     stacks, relaxation, _, y = random_problem(
         seed,
         "er/lse",
         networks,
         1,
-        float(rng.uniform(0.05, 0.4)),
+        float(rng.uniform(0.03, 0.1)),
         inputs=inputs,
         classes=classes,
         hidden=(4, 4),
@@ -92,7 +92,7 @@ def random_margin(seed: int, attention: bool = True) -> Problem:
     else:
         graph = random_graph(torch.Generator().manual_seed(seed), int(rng.integers(2, 7)), (5, 4), 3, softmax=False)
     x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
-    region = Perturbation(float(rng.uniform(0.02, 0.2))).around(x)
+    region = Perturbation(float(rng.uniform(0.005, 0.04))).around(x)
     row = torch.from_numpy(rng.normal(size=(1, 1, *graph.output_shape)))
     rows = Rows(row, torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
     bounds = WalkLeaves(graph, Structure(graph), region, rows, SecondOrder(), 1 << 22)

@@ -14,7 +14,7 @@ from ..propagate.perturbation import Region
 from ..solve.cuts import Cuts
 from ..solve.dual import Descent, Dual
 from ..solve.lagrangian import Lagrangian
-from ..solve.neurons import NeuronBounds, Walks, neuron_bounds
+from ..solve.neurons import NeuronBounds, Walks, neuron_bounds, successive
 from ..solve.relaxation import Relaxation, StackRelaxation, activation_lines
 from ..solve.softmax import SoftmaxBoxes
 from .cuts import Cut
@@ -33,6 +33,8 @@ RATE, DECAY = 0.03, 0.1
 RIVALS = 5
 # Inputs are cut where there are at most so many.
 INPUTS = 32
+# Intervals that are narrower, relative to their ends, are not cut: rounding decides in them.
+NARROW = 1e-7
 # Cells keep so many candidates for their cut.
 CANDIDATES = 8
 
@@ -67,7 +69,9 @@ class DualLeaves:
         self.number = {place: number for number, place in enumerate(self.nodes)}
         self.shapes = [[*_tensors(part.bounds)] for part in relaxation.stacks]
         self.inputs = relaxation.region.lower[0].numel()
-        self.box = relaxation.region.centre is None
+        # Half-spaces of one network fit another where both see the input in the same coordinates, to the last digit.
+        costs = {successive(part.stack, self.inputs) for part in relaxation.stacks}
+        self.shared = relaxation.region.centre is None and len(costs) == 1
         self.classes: Tensor | None = None  # [P, 1 + RIVALS]: the class that loses most, then its rivals
         self._roots: list[Warm] = []
 
@@ -112,7 +116,7 @@ class DualLeaves:
         bounds = self._refresh(bounds, region, fresh)
         moved = [any(cut.node < 0 for cut in new) for new in fresh]
         path = _Path.of(warms, cuts.count, self.inputs, moved)
-        if sharpen and self.box:
+        if sharpen and self.shared:
             bounds, none, path = self._sharpen(problem, region, bounds, cells, cuts, path)
             empty = empty | none
         parts = tuple(
@@ -124,7 +128,7 @@ class DualLeaves:
                     for layer, interval in zip(part.stack.layers, known.intervals)
                     if layer.activation is not None
                 ),
-                SoftmaxBoxes.of(known, self.root.softmax, self.root.outward),
+                SoftmaxBoxes.of(_consistent(known), self.root.softmax, self.root.outward),
             )
             for part, known in zip(self.root.stacks, bounds)
         )
@@ -352,8 +356,9 @@ class DualLeaves:
             at = (here, torch.arange(M)[None, :, None], own[:, None], rivals[:, None])
             turned = (at[0], at[1], at[3], at[2])
             most, least = torch.minimum(high[at], rows[..., :R]), torch.maximum(low[at], -rows[..., R:])
-            empty = empty | (least > most).flatten(1).any(1)
-            # By rounding two true bounds of one number may cross, too: then the cell is not used any more.
+            # Without outward rounding two bounds of one number may cross by rounding alone.
+            slack = 0.0 if outward else 1e-9 * (1 + least.abs())
+            empty = empty | (least > most + slack).flatten(1).any(1)
             least, most = torch.minimum(least, most), torch.maximum(least, most)
             low[at], high[at], low[turned], high[turned] = least, most, -most, -least
             found.append(replace(known, differences=(low, high)))
@@ -463,12 +468,23 @@ def _bounds(tensors: list[Tensor]) -> NeuronBounds:
     return NeuronBounds(intervals, (tensors[2 * layers], tensors[2 * layers + 1]), tuple(tensors[2 * layers + 2 :]))
 
 
+def _consistent(bounds: NeuronBounds) -> NeuronBounds:
+    """Differences that do not contradict the box of the logits by rounding, or because the cell is empty."""
+    lower, upper = bounds.logits
+    low, high = bounds.differences
+    slack = 64 * torch.finfo(low.dtype).eps * torch.maximum(lower.abs(), upper.abs()).amax(-1)[..., None, None]
+    low = torch.minimum(low, upper[..., :, None] - lower[..., None, :]) - slack
+    high = torch.maximum(high, lower[..., :, None] - upper[..., None, :]) + slack
+    own = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
+    return replace(bounds, differences=(low.masked_fill(own, 0.0), high.masked_fill(own, 0.0)))
+
+
 def _entry(activation: object, interval: Interval, value: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
     """Losses that a cut can help, and thresholds: the kink, or for a curve between its middle and its value."""
     lower, upper = interval
     if isinstance(activation, Relu | LeakyRelu):
         return torch.where((lower < 0) & (upper > 0), loss, 0.0), torch.zeros_like(loss)
-    return loss, _between(lower, upper, value)
+    return torch.where(upper - lower > NARROW * (1 + upper.abs()), loss, 0.0), _between(lower, upper, value)
 
 
 def _difference(known: Interval, z: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -481,7 +497,7 @@ def _difference(known: Interval, z: Tensor, losses: Tensor) -> tuple[Tensor, Ten
     low, high, width = (t.gather(2, rival)[..., 0] for t in (low, high, width))
     threshold = _between(low, high, (z.gather(2, own) - z.gather(2, rival))[..., 0])
     offset = K * torch.arange(z.shape[1])
-    score = torch.where((low < threshold) & (threshold < high), losses.sum(-1), 0.0)
+    score = torch.where(width > NARROW * (1 + high.abs()), losses.sum(-1), 0.0)
     return score, own[..., 0] + offset, rival[..., 0] + offset, threshold
 
 

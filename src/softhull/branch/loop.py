@@ -199,7 +199,15 @@ class Search:
         """The children of every cell, by the cut whose worse child gains most, or by several cuts at once."""
         solved = [self._solved[number] for number, _ in nodes]
         times = max(1, int(math.log2(max(1, self.bounds.together / len(nodes)))))
-        cuts = [found.cuts[:times] for found in solved] if self.bounds.together > 1 else self._choose(nodes, solved)
+        try:
+            several = self.bounds.together > 1
+            cuts = [found.cuts[:times] for found in solved] if several else self._choose(nodes, solved)
+        except BaseException:
+            self._back(nodes)
+            raise
+        if self._late():  # trying took all of the time that was left
+            self._back(nodes)
+            return
         grown, leaves, cells = [], [], []
         for (_, node), found, chosen in zip(nodes, solved, cuts):
             copy = Node(node.problem, node.parent, node.side, node.bound)
@@ -215,8 +223,7 @@ class Search:
         try:
             children = self.bounds.solve(cells)
         except BaseException:
-            for number, node in nodes:  # nothing is lost with the work that was interrupted
-                heapq.heappush(self._open[node.problem], (node.bound, number, node))
+            self._back(nodes)  # nothing is lost with the work that was interrupted
             raise
         for (number, node), copy in zip(nodes, grown):
             self._forget(number)
@@ -227,6 +234,10 @@ class Search:
         for leaf, child in zip(leaves, children):
             leaf.bound = max(leaf.bound, child.bound)
             self._keep(leaf, child)
+
+    def _back(self, nodes: list[tuple[int, Node]]) -> None:
+        for number, node in nodes:
+            heapq.heappush(self._open[node.problem], (node.bound, number, node))
 
     def _choose(self, nodes: list[tuple[int, Node]], solved: list[Solved]) -> list[Sequence[Cut]]:
         """One cut for every cell: the best of a few that are tried."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ..attack.pgd import minimize_margin
 from ..branch.dual_leaves import DualLeaves
 from ..branch.loop import Search
 from ..branch.walk_leaves import Rows, WalkLeaves
-from ..devices import moved
+from ..errors import InvalidInput
 from ..graph.graph import Graph
 from ..graph.operator import Interval
 from ..propagate.methods import Branch
@@ -100,7 +100,9 @@ class ByBranching:
         return self.stacks[0].classes
 
     def to(self, device: torch.device) -> ByBranching:
-        return replace(self, stacks=moved(self.stacks, device))
+        if device.type != "cpu":
+            raise InvalidInput("method 'branch' bounds scores on the CPU; leave device out")
+        return self
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Mean class probabilities ``[B, K]``."""
