@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .formats.torch_module import from_torch as from_torch
     from .formats.vnnlib import load_vnnlib as load_vnnlib
     from .propagate.methods import Auto as Auto
+    from .propagate.methods import Branch as Branch
     from .propagate.methods import Linear as Linear
     from .propagate.methods import Paper as Paper
     from .propagate.methods import SecondOrder as SecondOrder
@@ -72,6 +73,7 @@ _ON_FIRST_USE = {
     "from_torch": ("formats.torch_module", "from-torch"),
     "load_vnnlib": ("formats.vnnlib", "vnnlib"),
     "Auto": ("propagate.methods", "onnx"),
+    "Branch": ("propagate.methods", "onnx"),
     "Linear": ("propagate.methods", "onnx"),
     "Paper": ("propagate.methods", "onnx"),
     "SecondOrder": ("propagate.methods", "onnx"),

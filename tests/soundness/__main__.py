@@ -11,6 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import torch
 
+from softhull.branch.loop import Search
+from softhull.propagate.methods import Branch
+
+from ..branch.cells import check_tree, random_margin, random_score
 from ..checker.forgery.search import Tally as Forgeries
 from ..checker.forgery.search import one_round
 from ..formats.differential.compare import compare, summary
@@ -86,6 +90,26 @@ def forge(seed: int, count: int) -> Forgeries:
     return found
 
 
+def trees(seed: int, count: int) -> int:
+    """Searches on random small networks; returns how many left points out, were too high, or did not end."""
+    wrong = 0
+    for number in range(seed, seed + count):
+        problem = (random_score if number % 2 else random_margin)(number)
+        x = problem.points(number)
+        least = float(problem.objective(x).min())
+        search = Search(problem.bounds, Branch(seconds=60, nodes=20_000), [least - 1e-3])
+        with torch.no_grad():
+            search.run()
+        try:
+            check_tree(problem, search.roots[0], x)
+            assert not search.left(0), f"{search.left(0)} cells left"
+        except AssertionError as problem_found:
+            wrong += 1
+            print(f"seed {number}: {problem_found}", flush=True)
+    print(f"{count} searches, {wrong} wrong or not ended", flush=True)
+    return wrong
+
+
 def _line(planes: Tally, graphs: Tally, done: int) -> str:
     return (
         f"{planes.checks} (box, point, bound) checks, {planes.exact} of them in ball arithmetic, "
@@ -104,6 +128,7 @@ def main() -> int:
     parser.add_argument("--networks", type=int, default=5000, help="attention networks for all methods")
     parser.add_argument("--forgeries", type=int, default=1_000_000, help="certificates of a dishonest writer")
     parser.add_argument("--rounding", choices=["outward", "nearest"], default="outward")
+    parser.add_argument("--trees", type=int, default=2000, help="searches by branch and bound on small networks")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     seed = int(time.time()) if asked.seed is None else asked.seed
@@ -115,7 +140,7 @@ def main() -> int:
     methods = run_methods(seed, 60 * asked.minutes, asked.networks)
     print(f"{methods.checks} margins and scores of attention networks, {methods.violations} violations", flush=True)
     forgeries = forge(seed, asked.forgeries)
-    failed = (planes.violations, graphs.violations, readings.wrong, methods.violations)
+    failed = (planes.violations, graphs.violations, readings.wrong, methods.violations, trees(seed, asked.trees))
     return 1 if any(failed) or forgeries.false or forgeries.crashes else 0
 
 

@@ -150,7 +150,7 @@ class RangeQuestion(ScoreQuestion):
             return super().highest(relaxed).badness
         (piece,) = self.score.pieces(self.label, *relaxed.probabilities())
         plane = piece.tangent(self.at)
-        return self._sum(relaxed.trivial(plane.coefficients), plane.offset)
+        return self.sum(relaxed.trivial(plane.coefficients), plane.offset)
 
     def _lead(self, relaxed: Relaxed, least: Tensor, most: Tensor, notes: dict[int, str]) -> Tensor:
         """How far ``[B, K]`` every class gets above the top class at most; 0 for that class itself."""
@@ -208,7 +208,12 @@ class RangeFinder:
         check_rounding(rounding)
         self.networks, self.device, self.outward = networks, device, rounding == "outward"
         chosen = find_method(method)
-        self.solver = find_solver(networks, chosen, bound, False, rounding).to(device)
+        solver = find_solver(networks, chosen, bound, False, rounding).to(device)
+        if not isinstance(solver, ByPrograms | ByWalks):
+            raise InvalidInput(
+                "method 'branch' bounds single scores; for ranges of probabilities choose 'auto' or 'dual'"
+            )
+        self.solver: ByPrograms | ByWalks = solver
         if isinstance(chosen, Auto) and isinstance(self.solver, ByPrograms):
             self.solver = replace(self.solver, method=Dual(steps=STEPS))
 

@@ -22,7 +22,8 @@ from ..graph.graph import Graph
 from ..propagate.methods import Method, find_method
 from ..propagate.perturbation import Perturbation, Region, rounded_down
 from ..propagate.structure import Structure, pieces
-from .prove import Bracket, Effort, prove
+from .bracket import Bracket, Effort
+from .prove import prove
 from .replay import contradictions
 from .result import Record, Result, Verdict
 from .unsafe import Unsafe, class_change
@@ -52,11 +53,11 @@ def verify_robustness(
 
     ``x [B, ...]`` is reshaped to the network's input, ``label [B]``. ``property``: ``all`` (no other class overtakes
     the label), ``targets`` (none of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest).
-    ``method``: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"`` or a method object. A final softmax or sigmoid
-    is left out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open,
-    True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best found
-    so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where to
-    compute; by default where ``x`` is.
+    ``method``: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object. A final
+    softmax or sigmoid is left out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds
+    leave open, True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best
+    found so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where
+    to compute; by default where ``x`` is.
     """
     case = _Case.of(network, x, label, dtype, device)
     unsafe = case.unsafe(property, targets)

@@ -20,21 +20,23 @@ from ..devices import device_of
 from ..errors import InvalidInput, MissingExtra, ModelError, SofthullError
 from ..formats.network import Network
 from ..graph.graph import Graph
-from ..propagate.methods import Auto, Linear, SecondOrder
+from ..propagate.methods import Auto, Branch, Linear, SecondOrder
 from ..propagate.perturbation import Perturbation, Region
 from ..solve.dual import Dual
 from ..solve.layers import is_feedforward, stack_networks
 from ..solve.softmax import parse_bounds
+from .branching import ByBranching
 from .ensemble import join
 from .question import ScoreQuestion
 from .replay import contradictions
 from .scores import Score, find_score
 from .stages import ByPrograms, ByWalks
 
-METHODS = ("auto", "dual", "lp", "conic", "second-order", "linear")
+METHODS = ("auto", "dual", "lp", "conic", "second-order", "linear", "branch")
 # Instances worked on together: bounds the memory whatever the number of instances.
 BATCH = 128
 
+Solver = ByPrograms | ByWalks | ByBranching
 Networks = Network | Graph | Sequence[Network | Graph]
 
 
@@ -145,12 +147,12 @@ def verify_uncertainty(
 ) -> UncertaintyResult:
     """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
 
-    ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"`` for feedforward
-    networks; ``"second-order"``, ``"linear"`` for all; or one of their settings objects. ``bound``: the softmax bounds,
-    ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its own input. After ``timeout``
-    seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding error to the bound, so that
-    it is true for the networks as real-valued functions; ``"nearest"`` does not. ``device``: where to compute; by
-    default where ``x`` is.
+    ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for
+    feedforward networks; ``"second-order"``, ``"linear"`` for all; or one of their settings objects. ``bound``: the
+    softmax bounds, ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its own input.
+    After ``timeout`` seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding error to
+    the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does not. ``device``: where
+    to compute; by default where ``x`` is.
     """
     check_rounding(rounding)
     began, cpu = time.monotonic(), time.process_time()
@@ -190,7 +192,7 @@ class _Asked:
     """Everything about a question but its instances."""
 
     networks: Sequence[Network | Graph]
-    solver: ByPrograms | ByWalks
+    solver: Solver
     score: Score
     attack: ScoreAttack
     outward: bool
@@ -235,7 +237,7 @@ def as_list(networks: Networks) -> list[Network | Graph]:
     return [networks] if isinstance(networks, Network | Graph) else list(networks)
 
 
-def _badness(solver: ByPrograms | ByWalks, score: Score, label: Tensor, x: Tensor) -> Tensor:
+def _badness(solver: Solver, score: Score, label: Tensor, x: Tensor) -> Tensor:
     return score.badness(solver.probabilities(x), label)
 
 
@@ -252,12 +254,13 @@ def find_method(method: str | Any) -> Any:
 
         return Conic()
     known: dict[str, Any] = {"auto": Auto, "dual": Dual, "second-order": SecondOrder, "linear": Linear}
+    known["branch"] = Branch
     if method not in known:
         raise InvalidInput(f"unknown method {method!r}; choose {', '.join(METHODS[:-1])} or {METHODS[-1]}")
     return known[method]()
 
 
-def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
+def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> Solver:
     """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
     listed = as_list(networks)
     if not listed:
@@ -265,6 +268,10 @@ def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rou
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
     graphs = [(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in listed]
     softmax = parse_bounds(bound)
+    if isinstance(method, Branch):
+        if separate:
+            raise InvalidInput("method 'branch' bounds all networks over one input; leave separate out")
+        return ByBranching(stack_networks(graphs, labels), method, softmax)
     if isinstance(method, Auto) and all(is_feedforward(graph) for graph in graphs):
         method = Dual()
     if not isinstance(method, Linear | SecondOrder | Auto):
