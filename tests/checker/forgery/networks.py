@@ -91,6 +91,13 @@ def _weighted(b: Builder) -> str:
     return str(b.op("MatMul", p, v) and _plus(b, [[0.25, 0.0]]))
 
 
+def _residual(b: Builder) -> str:
+    """Probabilities beside an affine function of the input, so that neither end of their range need be the worst."""
+    p = b.op("Softmax", b.op("MatMul", "x", b.const([[2.0, -1.0], [1.0, 0.5]])), axis=-1)
+    mixed = b.op("MatMul", p, b.const([[1.0, -1.0], [0.5, 0.25]]))
+    return str(b.op("Add", mixed, b.op("Gemm", "x", b.const([[-0.5, 0.0], [0.0, 0.25]]), b.const([0.5, 0.0]))))
+
+
 def _repeated(b: Builder) -> str:
     """A softmax over one logit twice and another, multiplied with values behind it."""
     logits = b.op("MatMul", "x", b.const([[1.0, -0.5], [0.5, 1.0]]))
@@ -168,6 +175,7 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
         [Perturbation(0.5), Perturbation(0.25, norm=1), Perturbation(TINY)],
         2,
     ),
+    "residual": ([(_residual, 13)], [0.25, -0.5], [Perturbation(0.5), Perturbation(0.5, norm=2)], 2),
     "repeated": (
         [(_repeated, 13)],
         [0.5, 0.25],

@@ -101,7 +101,7 @@ class Writer:
             change(self, draft, other)
             if draft.first is None:  # nothing of the head can be relied on any more
                 break
-        draft.shorten(self.rng)
+        draft.shorten(self.rng, int(self.rng.integers(1, 5)))
         return draft.done()
 
     # Changes
@@ -109,7 +109,8 @@ class Writer:
     def change_number(self, draft: Draft, other: Certificate) -> None:
         places = draft.arrays_of(self._place(draft))
         if places:
-            holder, key = self._pick(places)
+            indices = [(h, k) for h, k in places if draft.arrays[h[k]].dtype.kind == "i"]
+            holder, key = self._pick(indices if indices and self.rng.random() < 0.3 else places)
             holder[key] = draft.keep(self._changed(draft.arrays[holder[key]]))
 
     def change_field(self, draft: Draft, other: Certificate) -> None:
@@ -185,6 +186,16 @@ class Writer:
                 held = draft.arrays.get(str(holder.get(side)), np.zeros(()))
                 if held.ndim:
                     holder[side] = draft.keep(np.concatenate((held, held)))
+
+    def redirect(self, draft: Draft, other: Certificate) -> None:
+        """Planes or functions of another step."""
+        number = self._place(draft)
+        users = [h for h in draft.holders(number) if "planes" in h or "functions" in h] if number is not None else []
+        for holder in users:
+            key = "planes" if "planes" in holder else "functions"
+            known = [n for n, step in enumerate(draft.steps) if isinstance(step, dict) and step.get("claim") == key]
+            if known:
+                holder[key] = self._pick(known) if key == "planes" else [self._pick(known)]
 
     def move_rule(self, draft: Draft, other: Certificate) -> None:
         number = self._place(draft)
@@ -410,10 +421,12 @@ class Writer:
     # Small things
 
     def _shares(self, *shape: int) -> np.ndarray:
-        kind = int(self.rng.integers(4))
-        if kind == 0:
+        kind = self.rng.random()
+        if kind < 0.25:
             return self.rng.integers(0, 2, shape).astype(np.float64)
-        return np.full(shape, self.rng.random()) if kind == 1 else self.rng.uniform(0, 1, shape)
+        if kind < 0.5:
+            return np.full(shape, self.rng.random())
+        return self.rng.uniform(0, 1, shape) if kind < 0.95 else self.rng.uniform(-1, 2, shape)
 
     def _whole(self, most: int) -> Any:
         return self._pick([0, 1, int(self.rng.integers(0, max(most, 1))), -1, most, 0.9, True, 10**20])
@@ -426,7 +439,7 @@ class Writer:
         n = len(draft.steps)
         if not n:
             return None
-        place = n - 1 - int(self.rng.geometric(0.4)) if self.rng.random() < 0.5 else int(self.rng.integers(n))
+        place = n - int(self.rng.geometric(0.4)) if self.rng.random() < 0.7 else int(self.rng.integers(n))
         return max(place, 0)
 
     def _changed(self, array: np.ndarray) -> np.ndarray:
@@ -545,7 +558,7 @@ class Draft:
         if self.first is not None:
             self.first = min(self.first, number)
 
-    def shorten(self, rng: np.random.Generator, most: int = 2) -> None:
+    def shorten(self, rng: np.random.Generator, most: int) -> None:
         """Leave out steps behind the first change, so that a forgery costs little to check."""
         first = 0 if self.first is None else self.first
         while len(self.steps) > first + most:
@@ -563,6 +576,7 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.one_side, 0.08),
     (Writer.rewrite_rules, 0.12),
     (Writer.double_planes, 0.04),
+    (Writer.redirect, 0.04),
     (Writer.move_rule, 0.02),
     (Writer.move_steps, 0.08),
     (Writer.borrow, 0.08),
