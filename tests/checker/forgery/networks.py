@@ -141,10 +141,12 @@ def _old(b: Builder) -> str:
     return str(b.op("Reshape", p, b.ints(1, 2)))
 
 
-def _small(seed: int) -> Callable[[Builder], str]:
+def _small(seed: int, scale: float) -> Callable[[Builder], str]:
     def make(b: Builder) -> str:
         h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(seed, 2, 2)), b.const(_weights(seed + 1, 2) / 8)))
-        return str(b.op("Gemm", h, b.const(_weights(seed + 2, 2, 3)), b.const(_weights(seed + 3, 3) / 4)))
+        return str(
+            b.op("Gemm", h, b.const(scale * _weights(seed + 2, 2, 3)), b.const(scale * _weights(seed + 3, 3) / 4))
+        )
 
     return make
 
@@ -187,7 +189,12 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
     "spread": ([(_spread, 13)], [0.5, -0.25], [Perturbation(SHORT, norm=1), Perturbation(0.0)], 1),
     "single": ([(_single, 13)], [0.5, -0.25], [Perturbation(SHORT)], 1),
     "old": ([(_old, 12)], [0.5, -0.25], [Perturbation(0.25)], 1),
-    "ensemble": ([(_small(20), 13), (_small(30), 13)], [0.5, -0.25], [Perturbation(SHORT), Perturbation(TINY)], 2),
+    "ensemble": (
+        [(_small(20, 1.0), 13), (_small(30, 8.0), 13)],
+        [0.5, -0.25],
+        [Perturbation(SHORT), Perturbation(TINY)],
+        2,
+    ),
 }
 
 

@@ -88,7 +88,7 @@ PLANTED = [
     P("chord too low", K, "chords", "arb(high) * (ONE - slope[i])", "arb(high) * (ONE - slope[i]) / 2", ("relu",)),
     P("McCormick sides swapped", K, "_term_by_term", "up * low + down * high", "up * high + down * low", ("product",)),
     P("missed part forgotten", K, "_contracted", "arb(float(proved.lower[row])) - missed",
-      "arb(float(proved.lower[row]))", ("product", "shared")),
+      "arb(float(proved.lower[row]))", ("shared", "weighted")),
     P("lower plane by 1e-6", softmax, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta",
       ("attention", "old")),
     P("upper plane by 1e-6", softmax, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)",

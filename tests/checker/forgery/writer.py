@@ -61,11 +61,14 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
 
 @exactly
 def margins(instance: Instance, label: int, rivals: list[int]) -> Certificate:
-    """Margins as far as second order proves them, positive or not, ending in a score that is easy to prove."""
+    """Margins as contracted products and second order prove them, positive or not; the score is easy to prove."""
     proof = Proof(list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
     view = proof.networks.logits[0]
     if rivals:
         proof.prepare([view])
+        proof.products = "contracted"
+        if all(not isinstance(node, Softmax) or node.rows.shape[1] > 1 for node in proof.networks.nodes):
+            proof.claim_difference(view, label, rivals[0])
         second_order = SecondOrder(proof, [view])
         for rival in rivals:
             second_order.lead(view, label, rival)
@@ -196,6 +199,15 @@ class Writer:
             known = [n for n, step in enumerate(draft.steps) if isinstance(step, dict) and step.get("claim") == key]
             if known:
                 holder[key] = self._pick(known) if key == "planes" else [self._pick(known)]
+
+    def leave_out(self, draft: Draft, other: Certificate) -> None:
+        """A reference that stands for less than a row, or for more."""
+        number = self._place(draft)
+        for holder in draft.holders(number) if number is not None else ():
+            names = np.array(draft.arrays.get(str(holder.get("reference")), np.zeros(())))
+            if names.ndim and names.size:
+                names.flat[int(self.rng.integers(names.size))] = self._pick([-1, int(self.rng.choice(names.ravel()))])
+                holder["reference"] = draft.keep(names)
 
     def move_rule(self, draft: Draft, other: Certificate) -> None:
         number = self._place(draft)
@@ -576,7 +588,8 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.one_side, 0.08),
     (Writer.rewrite_rules, 0.12),
     (Writer.double_planes, 0.04),
-    (Writer.redirect, 0.04),
+    (Writer.redirect, 0.06),
+    (Writer.leave_out, 0.04),
     (Writer.move_rule, 0.02),
     (Writer.move_steps, 0.08),
     (Writer.borrow, 0.08),
