@@ -92,7 +92,7 @@ def random_margin(seed: int, attention: bool = True) -> Problem:
     else:
         graph = random_graph(torch.Generator().manual_seed(seed), int(rng.integers(2, 7)), (5, 4), 3, softmax=False)
     x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
-    region = Perturbation(float(rng.uniform(0.005, 0.04))).around(x)
+    region = Perturbation(float(rng.uniform(0.02, 0.08))).around(x)
     row = torch.from_numpy(rng.normal(size=(1, 1, *graph.output_shape)))
     rows = Rows(row, torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
     bounds = WalkLeaves(graph, Structure(graph), region, rows, SecondOrder(), 1 << 22)

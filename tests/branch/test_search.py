@@ -60,7 +60,7 @@ def test_children_that_do_not_cover_their_parent_are_noticed(make: Any, monkeypa
 
     def gap(cut: Cut) -> tuple[Cut, Cut]:
         left, right = honest(cut)
-        return left, Cut(right.node, right.plus, right.minus, right.threshold + 0.02, False)
+        return left, Cut(right.node, right.plus, right.minus, right.threshold + 0.002, False)
 
     monkeypatch.setattr(Cut, "sides", property(gap))
     found = search(problem, math.inf, nodes=8)
@@ -97,7 +97,7 @@ def test_searches_repeat_themselves_and_forget_within_their_memory() -> None:
 
 
 def test_an_interrupt_leaves_the_best_so_far() -> None:
-    problem = random_score(0)
+    problem = random_score(2)
     honest, calls = problem.bounds.solve, []
 
     def interrupted(cells: Any) -> Any:
