@@ -89,7 +89,7 @@ class ConstantFolder:
             return math.inf  # whatever the order in which indices are joined
         if most <= _SMALL and node.op_type not in _GROWING:
             return most  # no other operator here makes more entries than all products of those it is given
-        inferred = onnx.shape_inference.infer_shapes(_alone(node, feeds, self.opset), data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(_alone(node, feeds, self.opset))
         total = 0.0
         for entry in inferred.graph.output:
             kind = entry.type.tensor_type
