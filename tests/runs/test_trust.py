@@ -254,7 +254,8 @@ def test_words_of_a_store_are_shown_and_not_obeyed(folder: Path, arguments: list
     store = _changed(folder, "UPDATE tasks SET network = ?, data = ?", NAME, NAME)
     shown = call(arguments[0], store, *arguments[1:]).stdout
     assert r"\x1b[2J[bold]accepted[/bold]\u202e" in shown
-    assert "\x1b" not in shown and "\u202e" not in shown
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
 
 
 @pytest.mark.parametrize(
