@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto
 
 from softhull.attack.score import ScoreAttack
+from softhull.errors import ModelError
 from softhull.formats.agreement import disagreements
 from softhull.formats.network import Network
 from softhull.formats.onnx import parse_onnx
@@ -160,6 +161,18 @@ def test_a_value_that_is_not_finite_agrees_with_nothing_else() -> None:
     network = parse_onnx(content, "m.onnx", None)
     x = np.array([[0.1] * INPUTS, [100.0] * INPUTS])
     assert _contradicted(network, x).tolist() == [False, True]
+
+
+def test_a_graph_without_a_value_is_not_its_file() -> None:
+    """``Where`` leaves out a masked entry by a product with 0, which is no number; the runtime has one."""
+
+    def make(b: Builder) -> str:
+        masked = b.op("Add", "x", b.const([[-np.inf] + [0.0] * (INPUTS - 1)]))
+        chosen = b.const([[False] + [True] * (INPUTS - 1)], np.bool_)
+        return str(b.op("Softmax", b.op("Where", chosen, masked, "x")))
+
+    with pytest.raises(ModelError, match="more than rounding explains"):
+        parse_onnx(build((1, INPUTS), make), "m.onnx", None)
 
 
 def test_a_competition_gets_the_verdict_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,8 @@ def _final(graph: Graph) -> str | None:
     last = graph.nodes[-1]
     if isinstance(last.operator, Sigmoid):
         return "sigmoid"
-    classes = isinstance(last.operator, Softmax) and last.shape[last.operator.axis] == math.prod(last.shape)
+    # A softmax of one entry is 1 whatever its logit is: the sign of that logit is no class.
+    classes = isinstance(last.operator, Softmax) and 1 < last.shape[last.operator.axis] == math.prod(last.shape)
     return "softmax" if classes else None
 
 
