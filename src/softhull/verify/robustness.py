@@ -204,11 +204,15 @@ class _Case:
         if not x.isfinite().all():
             raise InvalidInput("x holds NaN or infinite entries")
         x, exact = x.to(dtype), x
-        labels = label if isinstance(label, Tensor) else torch.as_tensor(np.asarray(label))
+        try:
+            labels = label if isinstance(label, Tensor) else torch.as_tensor(np.asarray(label))
+        except TypeError:
+            raise InvalidInput("labels must be whole numbers") from None
         labels = labels.to(place).reshape(-1)
         if len(labels) != len(x):
             raise InvalidInput(f"{len(x)} inputs but {len(labels)} labels")
-        if labels.dtype == torch.bool or (labels.is_floating_point() and not (labels == labels.round()).all()):
+        real = labels.is_floating_point()
+        if labels.dtype == torch.bool or labels.is_complex() or (real and not (labels == labels.round()).all()):
             raise InvalidInput("labels must be whole numbers")
         labels = labels.long()
         with torch.no_grad():
@@ -222,7 +226,8 @@ class _Case:
     def unsafe(self, property: str, targets: Sequence[int] | None) -> Unsafe:
         rivals = None
         if targets is not None:
-            rivals = torch.tensor([as_index(t, "targets") for t in targets], dtype=torch.long).to(self.labels.device)
+            listed = targets if np.iterable(targets) else [targets]
+            rivals = torch.tensor([as_index(t, "targets") for t in listed], dtype=torch.long).to(self.labels.device)
         return class_change(self.labels, self.outputs, property, rivals)
 
 
