@@ -25,7 +25,8 @@ check: install
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not paper"
 
-# An hour of trying to break every bound in exact arithmetic; a short form is part of the tests. Prints its seeds.
+# An hour of trying to break every bound in exact arithmetic, then a million forged certificates on all cores; a short
+# form is part of the tests. Prints its seeds.
 soundness: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soundness
 

@@ -163,3 +163,12 @@ def test_bad_scores_are_one_line(folder: Path, arguments: tuple[str, ...], messa
     assert done.exit_code == 2
     assert message in done.output
     assert len(done.output.strip().splitlines()) == 1
+
+
+def test_names_from_a_file_are_shown_and_not_obeyed(folder: Path) -> None:
+    model = onnx.load(folder / "net.onnx")
+    model.graph.node[-1].name = "[red]\x1b[2Kcertified"
+    onnx.save(model, folder / "net.onnx")
+    shown = run("inspect", folder / "net.onnx").stdout
+    assert "\x1b" not in shown
+    assert "[red]\\x1b[2Kcertified" in shown

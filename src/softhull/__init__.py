@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .formats.torch_module import from_torch as from_torch
     from .formats.vnnlib import load_vnnlib as load_vnnlib
     from .propagate.methods import Auto as Auto
+    from .propagate.methods import Branch as Branch
     from .propagate.methods import Linear as Linear
     from .propagate.methods import Paper as Paper
     from .propagate.methods import SecondOrder as SecondOrder
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
     from .solve.conic import Conic as Conic
     from .solve.cutting import CuttingPlanes as CuttingPlanes
     from .solve.dual import Dual as Dual
+    from .verify.conformal import Conformal as Conformal
+    from .verify.conformal import ConformalScore as ConformalScore
+    from .verify.conformal import PredictionSets as PredictionSets
+    from .verify.conformal import study_conformal as study_conformal
+    from .verify.dataset import DatasetReport as DatasetReport
+    from .verify.dataset import certify_dataset as certify_dataset
     from .verify.result import Result as Result
     from .verify.result import Verdict as Verdict
     from .verify.robustness import certified_radius as certified_radius
@@ -66,6 +73,7 @@ _ON_FIRST_USE = {
     "from_torch": ("formats.torch_module", "from-torch"),
     "load_vnnlib": ("formats.vnnlib", "vnnlib"),
     "Auto": ("propagate.methods", "onnx"),
+    "Branch": ("propagate.methods", "onnx"),
     "Linear": ("propagate.methods", "onnx"),
     "Paper": ("propagate.methods", "onnx"),
     "SecondOrder": ("propagate.methods", "onnx"),
@@ -92,6 +100,12 @@ _ON_FIRST_USE = {
     "Entropy": ("verify.scores", "onnx"),
     "UncertaintyResult": ("verify.uncertainty", "onnx"),
     "verify_uncertainty": ("verify.uncertainty", "onnx"),
+    "DatasetReport": ("verify.dataset", "onnx"),
+    "certify_dataset": ("verify.dataset", "onnx"),
+    "Conformal": ("verify.conformal", "onnx"),
+    "ConformalScore": ("verify.conformal", "onnx"),
+    "PredictionSets": ("verify.conformal", "onnx"),
+    "study_conformal": ("verify.conformal", "onnx"),
     "check_certificate": ("checker.check", "check"),
     "class_certificate": ("certificates.write", "check"),
     "score_certificate": ("certificates.write", "check"),

@@ -125,9 +125,9 @@ def repeated_logits_before_a_product(folder: Path) -> Forgery:
 
 
 def two_operator_sets(folder: Path) -> Forgery:
-    """``softmax(x)`` of shape [1, 2, 2] minus 0.4 of its transpose, read with one import of two.
+    """``y = (sum of softmax(x) - 3/2, 0)`` for x of shape [1, 2, 2], read with one import of two.
 
-    In operator set 13 each row is a softmax of its own, in 9 all four numbers are one.
+    In operator set 13 there are two rows, which add up to 2; in 12 all four numbers are one row.
     """
     nodes = [
         helper.make_node("Softmax", ["x"], ["p"], axis=1),

@@ -64,6 +64,20 @@ def test_they_are_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert not (np.delete(y.ravel(), forged.label) < y.ravel()[forged.label]).all(), name
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_softmax_of_one_entry_has_no_sign_to_keep(label: int, tmp_path: Path) -> None:
+    """The output is 1 for every input, so that its class is 1, although its logit is negative."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["l"]),
+        helper.make_node("Softmax", ["l"], ["y"], axis=-1),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, {"w": np.ones((2, 1), F)}, [1, 2])
+    claim = {"kind": "class", "label": label}
+    found = false_statements.certificate(model, [-1, -1], 0.1, claim, [], {})
+    write_certificate(tmp_path / "one.npz", found)
+    assert check_certificate(tmp_path / "one.npz", [model]).accepted == (label == 1)
+
+
 def test_walks_with_quadratics_have_no_value_before_the_input(tmp_path: Path) -> None:
     """With stops, what is found before the split still counts, and the bound after it is the true one."""
     forged = false_statements.stop_behind_a_split(tmp_path)

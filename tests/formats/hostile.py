@@ -62,6 +62,14 @@ HOSTILE: dict[str, tuple[tuple[int, ...], Make]] = {
         (1, 4),
         lambda b: _plus(b, _doubled(b, b.const(np.ones((64, 4))), 40, lambda v: b.op("Concat", v, v, axis=0))),
     ),
+    "outer product of a constant with itself": (
+        (1, 4),
+        lambda b: (lambda c: _plus(b, b.op("Einsum", *[c] * 5, equation="a,b,c,d,e->abcde")))(b.const(np.ones(50))),
+    ),
+    "a constant beside itself": (
+        (1, 4),
+        lambda b: (lambda c: _plus(b, b.op("Concat", *[c] * 5000, axis=0)))(b.const(np.ones(60_000))),
+    ),
     "expand": ((1, 4), lambda b: b.op("Expand", "x", b.ints(BIG, BIG, 4))),
     "many expands": (
         (1, 4),

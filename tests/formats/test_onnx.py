@@ -12,6 +12,8 @@ from onnx import TensorProto
 
 from softhull.formats.describe import describe
 from softhull.formats.onnx import load_onnx, parse_onnx
+from softhull.propagate.perturbation import Perturbation
+from softhull.verify.robustness import verify_robustness
 
 from ..graph.checks import assert_sound
 from .onnx_models import CASES, Builder, Case, build, weights
@@ -72,6 +74,17 @@ def test_a_network_can_be_sent_to_another_process():
 def test_a_softmax_inside_is_not_final():
     network = parse_onnx(build((2, 3), lambda b: b.op("Softmax", "x")), "rows", None)
     assert network.final is None
+
+
+def test_a_softmax_of_one_entry_is_not_final():
+    """It is 1 for every input: class 1 by its sign, whatever the sign of the logit before it."""
+    network = parse_onnx(
+        build((1, 2), lambda b: b.op("Softmax", b.op("MatMul", "x", b.const([[1], [1]])))), "one", None
+    )
+    x = np.full((1, 2), -1.0)
+    assert network.replay(x).item() == 1
+    verdicts = [verify_robustness(network, x, [label], Perturbation(0.1))[0].verdict.value for label in (0, 1)]
+    assert verdicts == ["misclassified", "certified"]
 
 
 def test_double_models_are_read_in_double():

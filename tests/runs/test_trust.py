@@ -53,6 +53,8 @@ def _with(folder: Path, line: str) -> Path:
         "Dask:tcp://x",
         " dask:tcp://x",
         "ssh:host",
+        "dask",
+        "local:1000000",
         "local:4\\n",
     ],
 )
@@ -69,7 +71,7 @@ def test_a_campaign_file_opens_no_connection(folder: Path, executor: str, monkey
 
 def test_executors_of_this_machine_may_be_named(folder: Path) -> None:
     original = (folder / "campaign.toml").read_text()
-    for executor in ("local", "local:3", "dask"):
+    for executor in ("local", "local:3"):
         path = _with(folder, f'executor = "{executor}"')
         assert load_campaign(path).run["executor"] == executor
         path.write_text(original)
@@ -230,4 +232,40 @@ def test_a_verdict_of_another_question_is_one_line(folder: Path) -> None:
         done = call(*ask)
         assert done.exit_code == 2
         assert verdict in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def _changed(folder: Path, statement: str, *values: str) -> Path:
+    """The store of a campaign, after somebody has changed it."""
+    store = folder / "runs.db"
+    if not store.exists():
+        run_here(folder / "campaign.toml", store)
+    connection = sqlite3.connect(store)
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+    return store
+
+
+NAME = "\x1b[2J[bold]accepted[/bold]\u202e"
+
+
+@pytest.mark.parametrize("arguments", [["results"], ["results", "--summary"], ["compare", "--by", "network"]])
+def test_words_of_a_store_are_shown_and_not_obeyed(folder: Path, arguments: list[str]) -> None:
+    """Neither by the terminal nor by the table, which knows a markup of its own."""
+    store = _changed(folder, "UPDATE tasks SET network = ?, data = ?", NAME, NAME)
+    shown = call(arguments[0], store, *arguments[1:]).stdout
+    assert r"\x1b[2J[bold]accepted[/bold]\u202e" in shown
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+
+
+@pytest.mark.parametrize(
+    "damage", ["tasks SET models = 'x'", "tasks SET settings = '[1'", "answers SET finished = 1e300"]
+)
+def test_a_row_that_cannot_be_read_is_one_line(folder: Path, damage: str) -> None:
+    for kind in ("json", "csv"):
+        done = call("results", _changed(folder, f"UPDATE {damage}"), "--format", kind)
+        assert done.exit_code == 2
+        assert "damaged" in done.stderr
         assert done.stderr.count("\n") == 1

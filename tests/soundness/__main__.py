@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import torch
 
+from softhull.branch.loop import Search
+from softhull.propagate.methods import Branch
+
+from ..branch.cells import check_tree, random_margin, random_score
+from ..checker.forgery.search import Tally as Forgeries
+from ..checker.forgery.search import one_round
 from ..formats.differential.compare import compare, summary
 from .graphs import check_graph
+from .methods import method_round
 from .planes import KINDS, Tally, check_planes
 
 FORMATS = (torch.float64, torch.float32)
 BATCH = 32  # regions of one random graph
+ROUND = 20_000  # forgeries
 
 
 def planes_round(seed: int, rounding: str) -> Tally:
@@ -48,6 +58,58 @@ def run(seed: int, seconds: float, checks: int, instances: int, rounding: str = 
     return planes, graphs, done
 
 
+def run_methods(seed: int, seconds: float, networks: int) -> Tally:
+    """Margins and scores of so many random attention networks by all methods, or until the time is up."""
+    tally, end = Tally(), time.monotonic() + seconds
+    for done in range(networks):
+        if time.monotonic() > end:
+            break
+        found = method_round(seed + done)
+        tally.merge(found)
+        if found.violations:
+            print(f"seed {seed + done}: {found.violations} violations, {(found.wrong or [''])[0]}", flush=True)
+        if (done + 1) % 100 == 0:
+            print(f"next seed {seed + done + 1}: {_about(tally, done + 1)}", flush=True)
+    return tally
+
+
+def _about(tally: Tally, networks: int) -> str:
+    return f"{networks} attention networks, {tally.checks} margins and scores, {tally.violations} violations"
+
+
+def forge(seed: int, count: int) -> Forgeries:
+    """Forged certificates on all cores, in rounds from ``seed`` on."""
+    counts = [min(ROUND, count - done) for done in range(0, count, ROUND)]
+    found = Forgeries()
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for number, tally in enumerate(pool.map(one_round, range(seed, seed + len(counts)), counts)):
+            found.merge(tally)
+            for wrong in tally.false + tally.crashes:
+                print(f"seed {seed + number}: {wrong}", flush=True)
+            print(f"next seed {seed + number + 1}: {found}", flush=True)
+    return found
+
+
+def trees(seed: int, count: int) -> int:
+    """Searches on random small networks; returns how many left points out, were too high, or did not end."""
+    wrong = 0
+    for number in range(seed, seed + count):
+        problem = (random_score if number % 2 else random_margin)(number)
+        x = problem.points(number)
+        least = float(problem.objective(x).min())
+        search = Search(problem.bounds, Branch(seconds=60, nodes=20_000), [least - 1e-3])
+        with torch.no_grad():
+            search.run()
+        try:
+            check_tree(problem, search.roots[0], x)
+            assert not search.left(0), f"{search.left(0)} cells left"
+        except AssertionError as problem_found:
+            wrong += 1
+            print(f"seed {number}: {problem_found}", flush=True)
+    print(f"{count} searches, {wrong} wrong or not ended", flush=True)
+    return wrong
+
+
 def _line(planes: Tally, graphs: Tally, done: int) -> str:
     return (
         f"{planes.checks} (box, point, bound) checks, {planes.exact} of them in ball arithmetic, "
@@ -63,16 +125,23 @@ def main() -> int:
     parser.add_argument("--checks", type=int, default=10_000_000)
     parser.add_argument("--instances", type=int, default=20_000)
     parser.add_argument("--models", type=int, default=20_000, help="random ONNX files, read three times each")
+    parser.add_argument("--networks", type=int, default=5000, help="attention networks for all methods")
+    parser.add_argument("--forgeries", type=int, default=1_000_000, help="certificates of a dishonest writer")
     parser.add_argument("--rounding", choices=["outward", "nearest"], default="outward")
+    parser.add_argument("--trees", type=int, default=2000, help="searches by branch and bound on small networks")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     seed = int(time.time()) if asked.seed is None else asked.seed
     print(f"first seed {seed}, rounding {asked.rounding}", flush=True)
     planes, graphs, done = run(seed, 60 * asked.minutes, asked.checks, asked.instances, asked.rounding)
-    print(_line(planes, graphs, done))
+    print(_line(planes, graphs, done), flush=True)
     readings = compare(range(seed, seed + asked.models))
-    print("\n".join((*readings.wrong, summary(readings))))
-    return 1 if planes.violations or graphs.violations or readings.wrong else 0
+    print("\n".join((*readings.wrong, summary(readings))), flush=True)
+    methods = run_methods(seed, 60 * asked.minutes, asked.networks)
+    print(f"{methods.checks} margins and scores of attention networks, {methods.violations} violations", flush=True)
+    forgeries = forge(seed, asked.forgeries)
+    failed = (planes.violations, graphs.violations, readings.wrong, methods.violations, trees(seed, asked.trees))
+    return 1 if any(failed) or forgeries.false or forgeries.crashes else 0
 
 
 if __name__ == "__main__":

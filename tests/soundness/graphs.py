@@ -72,7 +72,7 @@ def check_graph(rng: np.random.Generator, dtype: torch.dtype, rounding: str, bat
     except DomainError:  # said, not hidden
         return tally
     for b in range(batch):
-        x = _adversary(rng, graph, region.take(torch.tensor([b])), C[:, b])
+        x = adversary(rng, graph, region.take(torch.tensor([b])), C[:, b])
         found = values(graph, x)
         checked = wrong = 0
         for (least, most), exact in zip(intervals, found):
@@ -87,7 +87,7 @@ def check_graph(rng: np.random.Generator, dtype: torch.dtype, rounding: str, bat
     return tally
 
 
-def _adversary(rng: np.random.Generator, graph: Graph, region: Region, C: Tensor) -> Tensor:
+def adversary(rng: np.random.Generator, graph: Graph, region: Region, C: Tensor) -> Tensor:
     """A point inside the real ball: its centre, or where a specification or an output falls to first order."""
     least, most = region.inner or (region.lower, region.upper)
     middle = (least + (most - least) / 2).clamp(least, most)

@@ -11,12 +11,15 @@ import torch
 from onnx import TensorProto
 
 from softhull.attack.score import ScoreAttack
+from softhull.errors import ModelError
 from softhull.formats.agreement import disagreements
 from softhull.formats.network import Network
 from softhull.formats.onnx import parse_onnx
 from softhull.formats.vnnlib import Disjunct, Specification
+from softhull.propagate.methods import Linear
 from softhull.propagate.perturbation import Perturbation
 from softhull.runs.vnncomp import decide
+from softhull.solve.dual import Dual
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import certified_radius, verify_robustness, verify_specification
 from softhull.verify.uncertainty import verify_uncertainty
@@ -71,8 +74,8 @@ def test_a_graph_that_is_not_the_file_is_never_certified(final: str | None, norm
     assert certified_radius(network, X[:2], LABEL[:2], Perturbation(0.1, norm), steps=2).tolist() == [0.1, 0.0]
 
 
-@pytest.mark.parametrize(("method", "score"), [("dual", "nll"), ("linear", "margin")])
-def test_scores_too(method: str, score: str) -> None:
+@pytest.mark.parametrize(("method", "score"), [(Dual(steps=5), "nll"), (Linear(optimize=0), "margin")])
+def test_scores_too(method: Dual | Linear, score: str) -> None:
     honest = parse_onnx(_model(30.0), "honest.onnx", None)
     ensemble = [honest, _tampered()]
     result = verify_uncertainty(ensemble, X, LABEL, Perturbation(0.1), score, method, attack=QUICK)
@@ -136,11 +139,40 @@ def test_rounding_is_no_disagreement_and_more_is() -> None:
     assert _contradicted(changed, x).all()
 
 
+def test_a_runtime_that_fails_is_an_error_of_that_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = parse_onnx(_model(0.001), "m.onnx", None)
+    replay = Network.replay
+
+    def failing(self: Network, x: np.ndarray) -> np.ndarray:
+        if (x.reshape(-1, INPUTS)[:, 0] > 5.5).any():
+            raise OSError("no runtime\nat all")
+        return replay(self, x)
+
+    monkeypatch.setattr(Network, "replay", failing)
+    result = verify_robustness(network, X, LABEL, Perturbation(0.1), attack=False)
+    assert [record.verdict.value for record in result.records] == ["certified", "error", "certified"]
+    assert result[1].message == "m.onnx: onnxruntime cannot compute it: no runtime"
+    scored = verify_uncertainty(network, X, LABEL, Perturbation(0.1), method=Dual(steps=5), attack=QUICK)
+    assert [record.verdict for record in scored.records] == ["bounded", "error", "bounded"]
+
+
 def test_a_value_that_is_not_finite_agrees_with_nothing_else() -> None:
     content = build((1, INPUTS), lambda b: str(b.op("Mul", "x", b.const([[3e38] * INPUTS]))))
     network = parse_onnx(content, "m.onnx", None)
     x = np.array([[0.1] * INPUTS, [100.0] * INPUTS])
     assert _contradicted(network, x).tolist() == [False, True]
+
+
+def test_a_graph_without_a_value_is_not_its_file() -> None:
+    """``Where`` leaves out a masked entry by a product with 0, which is no number; the runtime has one."""
+
+    def make(b: Builder) -> str:
+        masked = b.op("Add", "x", b.const([[-np.inf] + [0.0] * (INPUTS - 1)]))
+        chosen = b.const([[False] + [True] * (INPUTS - 1)], np.bool_)
+        return str(b.op("Softmax", b.op("Where", chosen, masked, "x")))
+
+    with pytest.raises(ModelError, match="more than rounding explains"):
+        parse_onnx(build((1, INPUTS), make), "m.onnx", None)
 
 
 def test_a_competition_gets_the_verdict_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

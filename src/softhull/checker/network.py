@@ -166,9 +166,14 @@ class Networks:
         return found
 
     def _before_softmax(self, output: View) -> View:
-        """Theorem: one softmax row keeps the order of its logits, ``p_i > p_j`` where ``x_i > x_j``."""
+        """Theorem: one softmax row keeps the order of its logits, ``p_i > p_j`` where ``x_i > x_j``.
+
+        A row of one entry is 1 and has no order: the sign of its logit says nothing about it.
+        """
         node = self.nodes[output.node]
-        if isinstance(node, Softmax) and len(node.rows.at) == 1 and sorted(output.index.flat) == list(range(node.size)):
+        if not isinstance(node, Softmax) or len(node.rows.at) != 1 or node.size == 1:
+            return output
+        if sorted(output.index.flat) == list(range(node.size)):
             return node.x.at(Places(output.index.at, node.size))  # entry e belongs to place e
         return output
 

@@ -216,6 +216,8 @@ class Knowledge:
 
         Theorem: ``centre + slope . e + rest`` lies within ``reach(slope)`` of the centre, plus the range of the rest.
         """
+        if node.rows.shape[1] == 1:  # a row of one entry has no differences
+            return
         pairs, lower, upper = self.forms.differences(node)
         self.learn_differences(node.x, pairs, *outward(lower, upper))
 

@@ -20,6 +20,8 @@ COMMANDS = (
     "inspect",
     "verify",
     "uncertainty",
+    "dataset",
+    "conformal",
     "check",
     "run",
     "results",

@@ -78,3 +78,26 @@ def margins(index: int, eps: float, radii: int, out: Path) -> None:
     at = torch.linspace(0, eps, radii, dtype=torch.float64)
     found = find(graph, x, torch.tensor([int(digits.y[index])]), at)
     click.echo(f"wrote {save(margins_figure(at, found), out)}")
+
+
+@command.command("reliability")
+@click.argument("result", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--eps", type=float, help="Which radius; default: the largest.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("reliability.png"),
+    show_default=True,
+    help="PNG, PDF or SVG, by the ending of the name.",
+)
+def reliability(result: Path, eps: float | None, out: Path) -> None:
+    """The reliability diagram of RESULT, a file of softhull dataset --json, with its certified bands.
+
+    \b
+    Example
+      softhull plot reliability metrics.json --eps 0.008 --out reliability.png
+    """
+    from ..report.figures import save
+    from ..report.reliability_figure import read_radius, reliability_figure
+
+    click.echo(f"wrote {save(reliability_figure(read_radius(result, eps)), out)}")

@@ -28,10 +28,10 @@ from .options import console, parse_indices, run_options, say_differences, with_
 )
 @click.option(
     "--method",
-    type=click.Choice(["auto", "dual", "lp", "conic", "second-order", "linear"]),
+    type=click.Choice(["auto", "dual", "lp", "conic", "second-order", "linear", "branch"]),
     default="auto",
     show_default=True,
-    help="dual, lp and conic: feedforward networks only; second-order and linear: attention, too.",
+    help="dual, lp, conic and branch: feedforward networks only; second-order and linear: attention, too.",
 )
 @click.option("--norm", type=click.Choice(["inf", "2", "1"]), default="inf", show_default=True)
 @click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1.")

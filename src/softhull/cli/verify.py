@@ -24,7 +24,10 @@ BATCH = 100  # instances between two ticks of the progress bar
 @click.option("--eps", type=float, help="Radius of the perturbation.")
 @click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all.")
 @click.option(
-    "--method", type=click.Choice(["auto", "linear", "second-order", "paper"]), default="auto", show_default=True
+    "--method",
+    type=click.Choice(["auto", "linear", "second-order", "paper", "branch"]),
+    default="auto",
+    show_default=True,
 )
 @click.option("--bound", help="Softmax bound by name, for example hull, lse* or lse*/lse; default: the method's own.")
 @click.option(

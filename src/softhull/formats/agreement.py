@@ -85,6 +85,8 @@ def _compared(network: Network, x: np.ndarray, limits: torch.finfo) -> tuple[np.
     doubtful = np.flatnonzero(~(apart <= explained))
     if len(doubtful):
         explained[doubtful] += GRANTED * _rounding(network.graph, torch.from_numpy(x[doubtful]).double(), limits)
+    # No rounding of the runtime explains that the graph itself has no value where the runtime has one.
+    explained[np.isnan(plain).any(1) & ~np.isnan(theirs).any(1)] = 0.0
     return apart, explained, overflow
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import one_line
 from ..graph.operator import Affine, Bilinear, Elementwise, Operator, Shape
 from ..graph.ops.softmax import Softmax
 from .network import Network
@@ -27,7 +28,7 @@ def describe(network: Network) -> list[Row]:
     return [
         Row(
             index,
-            node.label,
+            one_line(node.label),
             node.operator.name,
             node.inputs,
             node.shape,

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import torch
 
-from ..errors import DomainError, ModelError
+from ..errors import DomainError, ModelError, quoted
 from ..graph.builder import LARGEST_VALUE, GraphBuilder
 from ..graph.graph import Graph, Node
 from ..graph.operator import Operator
@@ -105,7 +105,8 @@ def _final(graph: Graph) -> str | None:
     last = graph.nodes[-1]
     if isinstance(last.operator, Sigmoid):
         return "sigmoid"
-    classes = isinstance(last.operator, Softmax) and last.shape[last.operator.axis] == math.prod(last.shape)
+    # A softmax of one entry is 1 whatever its logit is: the sign of that logit is no class.
+    classes = isinstance(last.operator, Softmax) and 1 < last.shape[last.operator.axis] == math.prod(last.shape)
     return "softmax" if classes else None
 
 
@@ -140,7 +141,7 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
     define(inputs[0].name, -1)
     for node in model.graph.node:
         label = node.name or (node.output[0] if node.output else "")
-        place = f"{name}: node {label!r} ({_printable(node.op_type)})"
+        place = f"{name}: node {label!r} ({quoted(node.op_type)[1:-1]})"
         missing = [argument for argument in node.input if argument not in values]
         if missing:
             raise ModelError(f"{place}: its input {missing[0]!r} is not computed before it")
@@ -190,14 +191,8 @@ def _opset(model: Any, name: str) -> int:
     return version
 
 
-def _printable(text: str | bytes) -> str:
-    """What a file says about itself, cut and without characters that could write elsewhere in a terminal."""
-    shown = text if isinstance(text, str) and text.isprintable() else repr(text)
-    return shown if len(shown) <= 300 else shown[:300] + "..."
-
-
 def _reason(error: Exception) -> str:
-    return _printable(next(iter(str(error).strip().splitlines()), type(error).__name__))
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _without_unreachable_limits(graph: Graph) -> Graph:

@@ -83,12 +83,13 @@ class ConstantFolder:
 
     def _entries(self, node: Any, feeds: dict[str, np.ndarray]) -> float:
         """An upper bound on the entries of the outputs, and of what is held to compute them, from shapes alone."""
-        most = math.prod(max(1, value.size) for value in feeds.values()) + len(feeds)
+        sizes = [max(1, feeds[name].size) for name in node.input if name]  # one constant may be given many times
+        most = math.prod(sizes) + len(sizes)
         if node.op_type == "Einsum" and most > self.room:
             return math.inf  # whatever the order in which indices are joined
         if most <= _SMALL and node.op_type not in _GROWING:
             return most  # no other operator here makes more entries than all products of those it is given
-        inferred = onnx.shape_inference.infer_shapes(_alone(node, feeds, self.opset), data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(_alone(node, feeds, self.opset))
         total = 0.0
         for entry in inferred.graph.output:
             kind = entry.type.tensor_type

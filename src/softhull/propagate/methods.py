@@ -121,15 +121,58 @@ class Auto:
         return Linear(bound=self.bound, optimize=self.optimize, rounding=self.rounding)
 
 
-Method = Linear | Paper | SecondOrder | Auto
-METHODS = ("auto", "linear", "second-order", "paper")
+@dataclass(frozen=True)
+class Branch:
+    """Branch and bound: regions are cut into cells, the worst first, until all of them are proved.
+
+    ``inner`` goes first, and only what it leaves undecided is cut. ``seconds`` of CPU time and ``nodes`` limit one
+    instance, ``memory`` the bytes that open cells keep to start from. ``tries`` cuts of a cell are tried before one is
+    taken; ``cells`` are bounded together. A score is bounded to the end when its bound is within ``tolerance`` of the
+    attack. Nothing random decides where to cut: ``seed`` is that of the attacks from the minimisers of open cells.
+    """
+
+    inner: Auto | Linear | SecondOrder = Auto()
+    seconds: float = 10.0
+    nodes: int = 1 << 20
+    memory: int = 1 << 29
+    tolerance: float = 1e-3
+    tries: int = 6
+    cells: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("seconds", 0), ("nodes", 1), ("memory", 0), ("tolerance", 0), ("tries", 1), ("cells", 1)):
+            if not getattr(self, name) >= least:
+                raise InvalidInput(f"{name} must be at least {least}, got {getattr(self, name)!r}")
+
+    @property
+    def rounding(self) -> str:
+        return self.inner.rounding
+
+    @property
+    def bound(self) -> str:
+        return self.inner.bound
+
+    @property
+    def linear(self) -> Linear:
+        """The linear bounds of the last resort."""
+        return self.inner if isinstance(self.inner, Linear) else self.inner.linear
+
+    @property
+    def second_order(self) -> SecondOrder:
+        """What the cells of networks with products are bounded by."""
+        return SecondOrder(bound=self.bound, rounding=self.rounding)
+
+
+Method = Linear | Paper | SecondOrder | Auto | Branch
+METHODS = ("auto", "linear", "second-order", "paper", "branch")
 
 
 def find_method(
     method: Method | str, bound: str | None = None, optimize: int | None = None, rounding: str | None = None
 ) -> Method:
     """A method by name (``METHODS``), with settings where given; a method object is returned as it is."""
-    if isinstance(method, Linear | Paper | SecondOrder | Auto):
+    if isinstance(method, Linear | Paper | SecondOrder | Auto | Branch):
         return method
     if method == "linear" or method == "auto":
         kind = Linear if method == "linear" else Auto
@@ -138,6 +181,8 @@ def find_method(
             optimize=kind.optimize if optimize is None else optimize,
             rounding=rounding or kind.rounding,
         )
+    if method == "branch":
+        return Branch(find_method("auto", bound, optimize, rounding))  # type: ignore[arg-type]
     if method == "paper" or method == "second-order":
         if optimize:
             raise InvalidInput(f"method {method!r} takes no gradient steps; use method 'auto' or 'linear'")

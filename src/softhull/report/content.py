@@ -12,6 +12,7 @@ from .. import __version__
 from ..runs.rows import Row
 from ..runs.store import VERDICTS, Store
 from ..verify.scores import worst_when
+from .datasets import dataset_content
 from .labels import method_labels, network_names
 from .pictures import no_pictures, pictures
 
@@ -50,6 +51,7 @@ def report_content(store: Store, data: Sequence[Path] = (), images: bool = True)
             "cpu": [_short(row.cpu_seconds) or 0 for row in rows],
             "message": [said[row.message] for row in rows],
         },
+        "datasets": dataset_content(store, asked, rows),
         "pictures": {"sets": shown.sets, "worst": shown.worst, "note": shown.note},
         "runs": [_run(run) for run in store.runs()],
     }
@@ -71,13 +73,21 @@ def _task(task: dict[str, Any], label: str, network: str, picture_set: int | Non
         "hash",
     )
     plain: dict[str, Any] = {name: _plain(task[name]) for name in kept}
+    if task["question"] == "dataset":  # what its rows show, sample by sample
+        plain["score"] = "probability of the label"
     return plain | {
         "clip": _plain(clip),
         "label": label,
         "network": network,
-        "worst_when": "high" if task["score"] is None else worst_when(task["score"]),
+        "worst_when": _worst_when(task),
         "pictures": picture_set,
     }
+
+
+def _worst_when(task: dict[str, Any]) -> str:
+    if task["question"] == "dataset":
+        return "low"
+    return "high" if task["score"] is None else worst_when(task["score"])
 
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:

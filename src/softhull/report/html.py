@@ -15,8 +15,8 @@ from .content import report_content
 
 _PAGE = Path(__file__).parent / "page"
 _SCRIPTS = (
-    *("dom", "content", "filters", "tables", "charts", "overview", "radius", "brackets", "methods", "pictures"),
-    *("instances", "reproduce", "main"),
+    *("dom", "content", "filters", "tables", "charts", "overview", "radius", "datasets", "brackets", "methods"),
+    *("pictures", "instances", "reproduce", "main"),
 )
 
 

@@ -123,7 +123,9 @@ def network_table(name: str, input_shape: tuple[int, ...], rows: list[NetworkRow
     for row in rows:
         inputs = ", ".join("input" if i < 0 else str(i) for i in row.inputs)
         shape = " x ".join(map(str, row.shape))
-        table.add_row(str(row.index), row.operator, inputs, shape, f"{row.parameters:,}", row.relaxation, row.node)
+        table.add_row(
+            str(row.index), row.operator, inputs, shape, f"{row.parameters:,}", row.relaxation, Text(row.node)
+        )
     return table
 
 

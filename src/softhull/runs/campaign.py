@@ -34,7 +34,7 @@ _KEYS = {
 }
 _NEEDED = {"networks": (), "data": ("file",), "perturbations": ("eps",), "methods": ("name",), "questions": ("ask",)}
 _SECTIONS = (*_NEEDED, "run")
-_HERE = re.compile(r"local(:[0-9]+)?|dask")  # executors that stay on this machine
+_HERE = re.compile(r"local(:[0-9]{1,3})?")  # executors that open no port
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Reader:
         if not (isinstance(executor, str) and _HERE.fullmatch(executor)):
             self.fail(
                 "run.executor",
-                f"{str(executor)[:80]!r}: a campaign file may name local, local:N or dask; "
+                f"{str(executor)[:80]!r}: a campaign file may name local or local:N; "
                 "anything else only on the command line, with --executor",
             )
         store_of(self.path, run.get("store", STORE))

@@ -175,7 +175,48 @@ class Uncertainty(Question):
         ]
 
 
-QUESTIONS: dict[str, Question] = {question.name: question for question in (Robustness(), Uncertainty())}
+class DatasetQuestion(Uncertainty):
+    """What holds for a whole data set? The answer to a sample is the row of numbers that everything follows from."""
+
+    name = "dataset"
+
+    def function(self) -> Callable[..., Any]:
+        from ..verify.dataset import certify_dataset
+
+        return certify_dataset
+
+    def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
+        from ..verify.calibration import bin_edges
+
+        found = Question.keywords(self, given)
+        bin_edges(found["bins"])
+        return found
+
+    def ask(
+        self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
+    ) -> list[Answer]:
+        from ..verify.dataset import pack_samples
+
+        report = self.function()(
+            networks,
+            x,
+            np.asarray(labels, dtype=np.int64),
+            task.perturbation,
+            method=task.method,
+            bound=task.softmax_bound,
+            **task.keywords,
+            **options,
+        )
+        own, notes = np.arange(len(labels)), report.ranges.notes
+        least, clean = report.ranges.least[own, labels], report.clean[own, labels]
+        met = np.exp(-report.visits.nll)
+        return [
+            Answer("bounded", float(least[i]), float(met[i]), float(clean[i]), notes.get(i, ""), row)
+            for i, row in enumerate(pack_samples(report))
+        ]
+
+
+QUESTIONS: dict[str, Question] = {q.name: q for q in (Robustness(), Uncertainty(), DatasetQuestion())}
 
 
 def find_question(name: str) -> Question:

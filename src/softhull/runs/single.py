@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,19 @@ import numpy as np
 from ..deadlines import OUT_OF_TIME, deadline_after
 from ..errors import StoreError
 from .campaign import Work
-from .engine import Limits, conduct
+from .engine import Executor, Limits, conduct
+from .executors import Choice
 from .local import Lost
 from .progress import find_reporter
 from .questions import find_question
 from .store import Store
 from .tasks import Answer, Model, Task
-from .worker import Batch, Outcome, answer_batch
+from .worker import Batch, ModelFile, Outcome, answer_batch
 
 if TYPE_CHECKING:
     from ..formats.datasets import Dataset
     from ..formats.network import Network
+    from ..verify.dataset import DatasetReport
     from ..verify.result import Result
     from ..verify.uncertainty import UncertaintyResult
 
@@ -101,11 +103,16 @@ class Found:
 
 
 def answer_through_store(
-    path: str, asked: Asked, timeout: float | None = None, device: str = "cpu", recheck: bool = False
+    path: str,
+    asked: Asked,
+    timeout: float | None = None,
+    device: str = "cpu",
+    recheck: bool = False,
+    choice: Choice | None = None,
 ) -> Found:
     """What the store knows in the end; an interrupt leaves what was done in it.
 
-    ``recheck`` computes again what the store knows already.
+    ``recheck`` computes again what the store knows already. ``choice``: who works, if not this process.
     """
     began = time.monotonic()
     deadline_after(timeout)
@@ -113,7 +120,9 @@ def answer_through_store(
     networks = {network.sha256: network for network in asked.networks}
     limits = Limits(budget=timeout, device=device, recheck=recheck)
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
-        conduct([work], store, InProcess(networks), find_reporter(not sys.stderr.isatty(), None), limits)
+        files = {sha256: ModelFile(network.path, network.model) for sha256, network in networks.items()}
+        team: Executor = InProcess(networks) if choice is None else choice.start(files, None)
+        conduct([work], store, team, find_reporter(not sys.stderr.isatty(), None), limits)
         labels = asked.dataset.y[asked.indices]
         keys = work.task.keys(asked.dataset.take(asked.indices), labels)
         known = store.answers(keys)
@@ -153,3 +162,21 @@ def uncertainty_result(found: Found, asked: Asked) -> UncertaintyResult:
         records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message, failed, from_store=a.from_store))
     score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
     return UncertaintyResult(score, tuple(records), (), found.cpu_seconds, found.seconds, rounding)
+
+
+def dataset_result(found: Found, asked: Asked) -> DatasetReport:
+    """The result of ``certify_dataset``; InvalidInput when the time did not suffice for all samples."""
+    from ..verify.dataset import report_of_rows
+
+    rows = [answer.worst_input for _, _, answer in found.answers]
+    labels = np.array([label for _, label, _ in found.answers])
+    notes = {place: a.message for place, (_, _, a) in enumerate(found.answers) if a.message}
+    report = report_of_rows(asked.perturbation.eps, labels, rows, asked.keywords["bins"], notes)
+    stored = sum(answer.from_store for _, _, answer in found.answers)
+    return replace(
+        report,
+        cpu_seconds=found.cpu_seconds,
+        seconds=found.seconds,
+        rounding=asked.keywords["rounding"],
+        from_store=stored,
+    )

@@ -394,6 +394,10 @@ def _unpack(path: Path, content: bytes) -> np.ndarray:
 
 def _checked(path: Path, row: Row) -> Row:
     _check_verdict(path, row.verdict, f"instance {row.index}")
+    try:
+        row.to_dict()  # which every reader may ask for
+    except (ValueError, OverflowError, OSError, RecursionError):
+        raise StoreError(f"{path}: damaged (description or time of instance {row.index}); restore a copy") from None
     return row
 
 

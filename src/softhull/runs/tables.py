@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import one_line
 from .compare import Comparison
 from .rows import Row
 from .store import VERDICTS
@@ -52,7 +53,7 @@ def summary_tables(rows: Iterable[Row], total: int) -> list[Table]:
                 first.method,
                 first.softmax_bound,
             )
-            table.add_row(*about, *(str(counts[v]) for v in used), _milliseconds(task))
+            _add_row(table, *about, *(str(counts[v]) for v in used), _milliseconds(task))
         found.append(table)
     if scores:
         heading = ("network", "data", "eps", "score", "method", "bound")
@@ -62,7 +63,7 @@ def summary_tables(rows: Iterable[Row], total: int) -> list[Table]:
             about = (first.network, first.data, f"{first.eps:g}", first.score or "", first.method, first.softmax_bound)
             means = (_mean([getattr(row, name) for row in task]) for name in ("clean", "attack", "bound"))
             errors = sum(row.verdict == "error" for row in task)
-            table.add_row(*about, *means, str(errors), _milliseconds(task))
+            _add_row(table, *about, *means, str(errors), _milliseconds(task))
         found.append(table)
     return found
 
@@ -71,7 +72,7 @@ def rows_table(rows: Iterable[Row]) -> Table:
     """One line per instance."""
     table = _table("", (), SHOWN)
     for row in rows:
-        table.add_row(*(_cell(getattr(row, name)) for name in SHOWN))
+        _add_row(table, *(_cell(getattr(row, name)) for name in SHOWN))
     return table
 
 
@@ -84,21 +85,26 @@ def comparison_tables(comparison: Comparison, by: str) -> list[Table]:
     sides = _table(title, (by,), (*numbers, "median CPU ms", "CPU seconds"))
     for side in comparison.sides:
         own = (_cell(side.bound), str(side.tightest)) if scored else (str(side.certified), str(side.alone))
-        sides.add_row(side.value, *own, f"{1000 * side.median_cpu:.3g}", f"{side.total_cpu:.3g}")
+        _add_row(sides, side.value, *own, f"{1000 * side.median_cpu:.3g}", f"{side.total_cpu:.3g}")
     pairs = _table("", (by, "against"), ("only the first", "only the second", "both", "cost ratio"))
     for pair in comparison.pairs:
         ratio = "-" if pair.cpu_ratio is None else f"{pair.cpu_ratio:.2f}"
-        pairs.add_row(pair.first, pair.second, str(pair.only_first), str(pair.only_second), str(pair.both), ratio)
+        _add_row(pairs, pair.first, pair.second, str(pair.only_first), str(pair.only_second), str(pair.both), ratio)
     return [sides, pairs] if comparison.pairs and not scored else [sides]
 
 
 def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=Text(title), title_justify="left", title_style="", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, title=Text(one_line(title)), title_justify="left", title_style="", pad_edge=False)
     for name in words:
         table.add_column(name, no_wrap=True)
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    """Cells as text: a store may come from a stranger, and neither a terminal nor the table obeys its words."""
+    table.add_row(*(Text(one_line(cell)) for cell in cells))
 
 
 def _cell(value: object) -> str:

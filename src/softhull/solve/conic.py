@@ -249,7 +249,7 @@ class _Program:
                         if len(open_) and len(constraints_) > 1:
                             lines[i][which, 0, m, open_] = torch.from_numpy(_position(constraints_))
             found.append(Multipliers(simplex, below, above, lines))
-        return whole.flat(found)
+        return whole.flat(found, self.coefficients[:, :0])
 
 
 def _size(constraint: Any, signed: bool = False) -> float:

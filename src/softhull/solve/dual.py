@@ -95,12 +95,15 @@ class Descent:
         halfway = self.best
         touched = self.points
         refresh = self.method.refresh or (20 if "hull" in self.whole.relaxation.softmax.lower else 10)
-        self.x: Tensor
+        self.x: Tensor  # the last maximiser, and the mean of those before it, the last ones most
+        self.centre: Tensor
         for step in range(count):
             if step % refresh == 0:
                 touched = self.points
                 self.whole.touch(touched)
             value, gradient, logits, self.x = self.whole.value_and_gradient(self.flat)
+            if step == 0:
+                self.centre = self.x
             better = value < self.best
             self.best = torch.where(better, value, self.best)
             self.best_flat = torch.where(better[:, None], self.flat, self.best_flat)
@@ -112,6 +115,7 @@ class Descent:
             if step == count - 1 or (deadline is not None and time.monotonic() >= deadline):
                 break
             keep = min(0.9, (step + 1) / (step + 10))
+            self.centre = keep * self.centre + (1 - keep) * self.x
             self.points = [keep * old + (1 - keep) * new for old, new in zip(self.points, logits)]
             gradient = self.whole.tangential(self.flat, gradient)
             m = first * m + (1 - first) * gradient

@@ -19,6 +19,7 @@ from ..graph.rounding import largest as largest_size
 from ..graph.rounding import underflow
 from ..propagate.perturbation import Region
 from ..propagate.walk import Claim, Step, Walk
+from .cuts import Cuts
 from .neurons import successive
 from .relaxation import ActivationLines, Relaxation
 from .softmax import Planes
@@ -40,11 +41,15 @@ class Multipliers:
 
 
 class Lagrangian:
-    """The bound ``max coefficients . p + constant <= value(parameters)`` for a batch of objectives ``[B, K]``."""
+    """The bound ``max coefficients . p + constant <= value(parameters)`` for a batch of objectives ``[B, K]``.
 
-    def __init__(self, relaxation: Relaxation, coefficients: Tensor) -> None:
+    With ``cuts`` the maximum is over the inputs that keep them; their multipliers are the last parameters.
+    """
+
+    def __init__(self, relaxation: Relaxation, coefficients: Tensor, cuts: Cuts | None = None) -> None:
         self.relaxation = relaxation
         self.coefficients = coefficients
+        self.cuts = cuts or Cuts.none(coefficients)
         below, above = relaxation.softmax.sides(coefficients)
         self.below, self.above = below[:, None], above[:, None]
         P_below, P_above = len(relaxation.softmax.lower), len(relaxation.softmax.upper)
@@ -79,14 +84,18 @@ class Lagrangian:
             found.append(Multipliers(pieces[0], pieces[1], pieces[2], [p.transpose(0, 1) for p in pieces[3:]]))
         return found
 
-    def flat(self, parts: list[Multipliers]) -> Tensor:
-        """The inverse of ``views``."""
+    def of_cuts(self, flat: Tensor) -> Tensor:
+        """The multipliers ``[B, C]`` of the cuts."""
+        return flat[:, flat.shape[1] - self.cuts.count :]
+
+    def flat(self, parts: list[Multipliers], cuts: Tensor) -> Tensor:
+        """The inverse of ``views`` and ``of_cuts``."""
         pieces = [
             piece
             for part in parts
             for piece in (part.simplex, part.below, part.above, *(lines.transpose(0, 1) for lines in part.lines))
         ]
-        return torch.cat([piece.flatten(1) for piece in pieces], 1)
+        return torch.cat([*(piece.flatten(1) for piece in pieces), cuts], 1)
 
     def start(self) -> Tensor:
         """Default lines, nearly all weight on the first bound, the simplex multiplier amid the coefficients."""
@@ -103,7 +112,7 @@ class Lagrangian:
                     [torch.stack(lines.start) for lines in part.lines],
                 )
             )
-        return self.flat(parts)
+        return self.flat(parts, torch.zeros_like(self.cuts.threshold))
 
     def ulps(self) -> Tensor:
         """Step sizes ``[B, D]`` of the parameters: the simplex multiplier moves all outputs of a network at once."""
@@ -111,7 +120,8 @@ class Lagrangian:
         reach = (self.coefficients.amax(1) - self.coefficients.amin(1))[:, None]
         for part in parts:
             part.simplex = 0.3 * reach * part.simplex
-        return self.flat(parts)
+        # A probability grows by a quarter of a logit at most.
+        return self.flat(parts, (0.25 * reach).expand_as(self.cuts.threshold))
 
     def project(self, flat: Tensor) -> Tensor:
         """The nearest parameters that are allowed, or close to them."""
@@ -119,7 +129,7 @@ class Lagrangian:
         for part in parts:
             part.below, part.above = _shares(part.below), _shares(part.above)
             part.lines = [lines.clamp(0, 1) for lines in part.lines]
-        return self.flat(parts)
+        return self.flat(parts, self.of_cuts(flat).clamp(min=0))
 
     def tangential(self, flat: Tensor, gradient: Tensor) -> Tensor:
         """The gradient as felt along the constraint: where weights already sum to 1, only their exchange counts."""
@@ -127,7 +137,7 @@ class Lagrangian:
         for part, slope in zip(parts, slopes):
             slope.below = _exchange(part.below, slope.below)
             slope.above = _exchange(part.above, slope.above)
-        return self.flat(slopes)
+        return self.flat(slopes, self.of_cuts(gradient))
 
     def value(self, flat: Tensor) -> Tensor:
         """A sound bound ``[B]`` for parameters as ``project`` returns them."""
@@ -153,16 +163,30 @@ class Lagrangian:
             return value
         lost = torch.zeros_like(value)
         for position, part in enumerate(self.views(flat)):
-            lost = lost + _Trail(self, position, part).lost(self.relaxation)
+            lost = lost + _Trail(self, position, part, self.of_cuts(flat)).lost(self.relaxation)
         return value + 2 * (lost / self.relaxation.networks + self.relaxation.share(4) * value.abs())
 
+    def at_input(self, flat: Tensor) -> Tensor:
+        """The last linear function: its coefficients ``[B, n]`` on the input."""
+        parts, on_cuts = self.views(flat), self.of_cuts(flat)
+        return torch.stack([_Trail(self, i, part, on_cuts).at_input for i, part in enumerate(parts)]).sum(0)
+
+    def losses(self, flat: Tensor, x: Tensor) -> list[tuple[list[Tensor], Tensor]]:
+        """Where the bound is lost at inputs ``[B, n]``: per stack, activations ``[B, M, n]`` and outputs ``[B, M, K]``.
+
+        Every affine step cancels, so that at the maximiser ``x`` of the last linear function all of it adds up to the
+        distance between the bound and the objective there (but for the room that cuts leave), times the networks.
+        """
+        parts, on_cuts = self.views(flat), self.of_cuts(flat)
+        return [_Trail(self, position, part, on_cuts).losses(x) for position, part in enumerate(parts)]
+
     def _walk(self, flat: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None, list[Tensor] | None, Tensor | None]:
-        parts = self.views(flat)
-        total = flat.new_zeros(flat.shape[0])
+        parts, on_cuts = self.views(flat), self.of_cuts(flat)
+        total = (on_cuts * self.cuts.threshold).sum(1)
         at_input: Tensor | None = None
         trails = []
         for position, part in enumerate(parts):
-            trail = _Trail(self, position, part)
+            trail = _Trail(self, position, part, on_cuts)
             total = total + trail.constant
             at_input = trail.at_input if at_input is None else at_input + trail.at_input
             trails.append(trail)
@@ -172,7 +196,11 @@ class Lagrangian:
         if not gradient:
             return value, None, None, x
         ahead = [trail.forward(x) for trail in trails]
-        return value, self.flat([step for step, _ in ahead]), [logits for _, logits in ahead], x
+        room = self.cuts.threshold.clone()
+        for position, trail in enumerate(trails):
+            for layer, z in trail.ahead.items():
+                room = room - self.cuts.value(position, layer, z)
+        return value, self.flat([step for step, _ in ahead], room), [logits for _, logits in ahead], x
 
 
 class _Trail(Walk):
@@ -180,8 +208,10 @@ class _Trail(Walk):
 
     sources = (0,)
 
-    def __init__(self, whole: Lagrangian, position: int, part: Multipliers) -> None:
+    def __init__(self, whole: Lagrangian, position: int, part: Multipliers, on_cuts: Tensor) -> None:
         relaxed = whole.relaxation.stacks[position]
+        self.position, self.cuts, self.on_cuts = position, whole.cuts, on_cuts
+        self.ahead: dict[int, Tensor] = {}  # what the layers compute on the way forward
         self.stack, self.bounds = relaxed.stack, relaxed.bounds
         self.layers, self.lines, self.part = relaxed.stack.layers, relaxed.lines, part
         self.lower, self.upper = whole.planes[position]
@@ -212,6 +242,7 @@ class _Trail(Walk):
             self.signs[layer], self.mixed[layer] = (up, down), mixed
             constant = (up * mixed[3] + down * mixed[1]).sum((1, 2))
             A = up * mixed[2] + down * mixed[0]
+        A = self.cuts.subtract(A, self.position, layer, self.on_cuts)
         self.into[layer] = A
         backs = []
         for s, W in self.layers[layer].weights.items():
@@ -225,7 +256,7 @@ class _Trail(Walk):
     def lost(self, relaxation: Relaxation) -> Tensor:
         """A bound ``[B]`` on how far rounding moved what was found on the way back, input included."""
         n = relaxation.region.lower[0].numel()
-        cost = relaxation.share(successive(self.stack, n) + 4 * self.upper.offsets[0].numel())
+        cost = relaxation.share(successive(self.stack, n) + 4 * self.upper.offsets[0].numel() + self.cuts.count)
         sizes = [largest_size(*interval) for interval in self.bounds.intervals]
         weighted = [
             (self.up[:, :, None] * self.above, self.upper),
@@ -243,17 +274,43 @@ class _Trail(Walk):
             reach = slopes * sizes[i] + offsets
             total = total + ((up - down) * reach).sum((1, 2))
             steps = steps + (self.bounds.charges[i] * self.into[i].abs()).sum((1, 2))
+        # A cut adds its multipliers to coefficients and its threshold to the constant.
+        total = total + (self.on_cuts * self.cuts.threshold.abs()).sum(1)
+        for i, met in self.into.items():
+            total = total + ((met.abs() + self.cuts.weight(met, self.position, i, self.on_cuts)) * sizes[i]).sum((1, 2))
         ends = largest_size(relaxation.region.lower, relaxation.region.upper).flatten(1)
         total = total + (self.at_input.abs() * ends).sum(1)
         lost = underflow(total.dtype) * (n + sum(layer.size for layer in self.layers)) ** 2
         return cost * total + steps + lost
+
+    def losses(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Coefficients times the distance between what was used for an entry and its value at ``x``."""
+        values = self.stack.values(x)
+        found = []
+        for i, (layer, z) in enumerate(zip(self.layers[:-1], values)):
+            if i not in self.signs:
+                found.append(torch.zeros_like(z))
+                continue
+            (up, down), (lower_slope, lower_offset, upper_slope, upper_offset) = self.signs[i], self.mixed[i]
+            true = layer.activate(z)
+            over, under = upper_slope * z + upper_offset - true, lower_slope * z + lower_offset - true
+            found.append(up * over + down * under)
+        p = values[-1].softmax(-1)
+        top, bottom = self._outputs(values[-1])
+        return found, self.up * (top - p) + self.down * (bottom - p)
+
+    def _outputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The mixtures above and below every output at logits ``[B, M, K]``."""
+        above = (self.above * (_at(self.upper, z) - self.most[:, :, None])).sum(2)
+        below = (self.below * (_at(self.lower, z) - self.least[:, :, None])).sum(2)
+        return self.most + above, self.least + below
 
     def forward(self, x: Tensor) -> tuple[Multipliers, Tensor]:
         """The gradient in this stack's parameters and the logits of the maximiser."""
         sources: list[Tensor] = [x]
         steps: list[Tensor] = []
         for i, layer in enumerate(self.layers[:-1]):
-            z = layer.value(sources)
+            z = self.ahead[i] = layer.value(sources)
             if i not in self.signs:  # nothing depends on this activation
                 sources.append(torch.zeros_like(z))
                 steps.append(torch.zeros_like(self.part.lines[i]))
@@ -262,7 +319,7 @@ class _Trail(Walk):
             lower_slope, lower_offset, upper_slope, upper_offset = self.mixed[i]
             sources.append(torch.where(up > 0, upper_slope * z + upper_offset, lower_slope * z + lower_offset))
             steps.append(_mix_gradient(self.lines[i], self.part.lines[i], z, up, down))
-        z = self.layers[-1].value(sources)
+        z = self.ahead[len(self.layers) - 1] = self.layers[-1].value(sources)
         over = _at(self.upper, z)
         under = _at(self.lower, z)
         gain_above = over - self.most[:, :, None]

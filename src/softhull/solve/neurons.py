@@ -63,13 +63,22 @@ class NeuronBounds:
         )
 
 
-def neuron_bounds(stack: Stack, region: Region, outward: bool = True) -> NeuronBounds:
-    """Sound bounds for all inputs of the region, instance by instance in chunks that fit the cache."""
+def neuron_bounds(
+    stack: Stack, region: Region, outward: bool = True, known: NeuronBounds | None = None
+) -> NeuronBounds:
+    """Sound bounds for all inputs of the region, instance by instance in chunks that fit the cache.
+
+    With bounds that are ``known`` to hold, in the whole region or in the part that a question is about, they hold there
+    and are nowhere wider.
+    """
     widest = max(2 * layer.size for layer in stack.layers)
     widest = max(widest, stack.classes * (stack.classes - 1))
     row = len(stack.members) * widest * max(region.lower[0].numel(), *(layer.size for layer in stack.layers))
     step = max(1, CHUNK // row)
-    parts = [_Walks(stack, region.take(here), outward).bounds() for here in pieces(positions(region.lower), step)]
+    parts = [
+        Walks(stack, region.take(here), outward).bounds(known and known.take(here))
+        for here in pieces(positions(region.lower), step)
+    ]
     intervals = tuple(
         (torch.cat([p.intervals[i][0] for p in parts]), torch.cat([p.intervals[i][1] for p in parts]))
         for i in range(len(stack.layers))
@@ -85,7 +94,7 @@ def successive(stack: Stack, inputs: int) -> int:
     return 2 * widest + 16 * len(stack.layers)
 
 
-class _Walks:
+class Walks:
     """The walks of one chunk of instances."""
 
     def __init__(self, stack: Stack, region: Region, outward: bool) -> None:
@@ -114,7 +123,17 @@ class _Walks:
         self.around: dict[int, tuple[Tensor, Tensor]] = {}
         self.lines: list[Lines] = []
 
-    def bounds(self) -> NeuronBounds:
+    def through(self, known: NeuronBounds) -> Walks:
+        """Ready for walks, with lines and charges from bounds that are known to hold."""
+        for layer, interval in zip(self.stack.layers, known.intervals):
+            self.charges.append(self._charge(layer))
+            self.known.append(interval)
+            if layer.activation is not None:
+                self._pass(layer.activation, interval, self.charges[-1])
+        return self
+
+    def bounds(self, given: NeuronBounds | None = None) -> NeuronBounds:
+        """Everything, layer after layer; where intervals do not meet those ``given``, nothing is in both: either do."""
         for i, layer in enumerate(self.stack.layers):
             self.charges.append(self._charge(layer))
             units = torch.eye(layer.size, dtype=layer.bias.dtype, device=layer.bias.device)
@@ -122,10 +141,18 @@ class _Walks:
             # Rounding to nearest may cross the ends.
             lower, upper = torch.minimum(-best[..., layer.size :], best[..., : layer.size]), best[..., : layer.size]
             upper = torch.maximum(upper, -best[..., layer.size :])
+            if given is not None:
+                least, most = given.intervals[i]
+                low, high = torch.maximum(lower, least), torch.minimum(upper, most)
+                lower, upper = torch.where(low <= high, low, least), torch.where(low <= high, high, most)
             self.known.append((lower, upper))
             if layer.activation is not None:
                 self._pass(layer.activation, (lower, upper), self.charges[i])
-        return NeuronBounds(tuple(self.known), self.differences(), tuple(self.charges))
+        low, high = self.differences()
+        if given is not None:
+            least, most = (torch.maximum(low, given.differences[0]), torch.minimum(high, given.differences[1]))
+            low, high = (torch.where(least <= most, end, side) for end, side in zip((least, most), given.differences))
+        return NeuronBounds(tuple(self.known), (low, high), tuple(self.charges))
 
     def _charge(self, layer: Layer) -> Tensor:
         """What rounding costs one unit of a coefficient of the layer, folding of its numbers included."""
@@ -178,11 +205,22 @@ class _Walks:
 
     def upper(self, index: int, C: Tensor) -> Tensor:
         """Upper bounds ``[B, M, S]`` on ``C @ z`` with ``z`` the affine part of layer ``index``."""
-        nothing = C.new_zeros(1)
-        walk = _ThroughLayers(self, 2 * index + 1)
-        claim = walk.back(Claim({walk.first: C}, nothing, nothing))
+        walk, claim = self._walk(index, C)
         value = claim.constant + self.over_input(claim)
         return value if walk.best is None else torch.minimum(walk.best, value)
+
+    def form(self, index: int, C: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes ``[B, M, S, n]`` and constants ``[B, M, S]`` with ``C @ z <= slopes @ s + constants``, for boxes.
+
+        The input is ``middle + radius * s`` with all ``|s_i| <= 1``; the constants hold what rounding costs.
+        """
+        _, claim = self._walk(index, C)
+        return claim.pending[0], claim.constant
+
+    def _walk(self, index: int, C: Tensor) -> tuple[_ThroughLayers, Claim]:
+        nothing = C.new_zeros(1)
+        walk = _ThroughLayers(self, 2 * index + 1)
+        return walk, walk.back(Claim({walk.first: C}, nothing, nothing))
 
     def over_input(self, claim: Claim) -> Tensor | float:
         """The largest value of what is pending at the input."""
@@ -204,7 +242,7 @@ class _ThroughLayers(Walk):
 
     sources = (0,)
 
-    def __init__(self, walks: _Walks, first: int) -> None:
+    def __init__(self, walks: Walks, first: int) -> None:
         self.walks, self.first = walks, first
         self.best: Tensor | None = None
         self.charged: dict[int, Tensor] = {}

@@ -22,9 +22,19 @@ class Programs:
     separate: bool
     deadline: float
 
+    @property
+    def together(self) -> int:
+        """How many rows may be solved for at once, whatever the number of instances."""
+        return 128
+
     def probabilities(self) -> Interval:
         """Ranges ``[B, K]`` of the mean probabilities."""
         return self.relaxation.probabilities()
+
+    def logits(self) -> list[Interval]:
+        """Ranges ``[B, K]`` of the logits of every network."""
+        boxes = [part.bounds.logits for part in self.relaxation.stacks]
+        return [(low[:, m], high[:, m]) for low, high in boxes for m in range(low.shape[1])]
 
     def trivial(self, coefficients: Tensor) -> Tensor:
         """Bounds ``[B]`` on the maximum of ``coefficients . p`` by constant bounds and simplex alone."""

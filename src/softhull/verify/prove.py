@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,36 +15,15 @@ from ..errors import DomainError
 from ..graph.graph import Graph
 from ..graph.operator import Bilinear
 from ..propagate.crown import LinearBounds, OutOfTime
-from ..propagate.methods import Auto, Linear, Method, Paper, SecondOrder
+from ..propagate.methods import Auto, Branch, Linear, Method, Paper, SecondOrder
 from ..propagate.optimize import optimized_lower, with_better_differences
 from ..propagate.perturbation import Region
 from ..propagate.second_order.forward import TENSORS, NoAffineForms
 from ..propagate.second_order.specification import SecondOrderBounds
 from ..propagate.structure import Structure, pieces, positions
+from .bracket import Bracket, Effort
+from .branching import branch_margins
 from .unsafe import Unsafe
-
-
-@dataclass
-class Bracket:
-    """What is known of every instance so far: certified bounds per row, the smallest attacked margin, and where."""
-
-    rows: Tensor  # [S, B]
-    attack: Tensor  # [B], infinite where there was none
-    worst: Tensor  # [B, *input_shape]
-    stopped: str = ""  # "time" or "interrupt" when the work was cut short
-    notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much work to spend: seconds on the clock of ``time.monotonic``, attack steps, bytes of one tensor."""
-
-    deadline: float = math.inf
-    attack: str = "open"  # "never", "open": what bounds leave open, "always"
-    attack_steps: int = 40
-    restarts: int = 4
-    seed: int = 0
-    memory: int = 1 << 24
 
 
 def prove(
@@ -72,6 +51,11 @@ def _work(
     effort: Effort,
     found: Bracket,
 ) -> None:
+    if isinstance(method, Branch):
+        _work(graph, structure, region, unsafe, method.inner, effort, found)
+        left = _open(unsafe, found).any(0).nonzero()[:, 0]
+        branch_margins(graph, structure, region, unsafe, method, effort, found, left)
+        return
     work = _Work(graph, structure, region, unsafe, effort, found)
     if effort.attack == "always":
         work.attack(positions(region.lower))
@@ -112,7 +96,7 @@ class _Work:
         """Linear bounds on every row."""
         bounds = self._bounds(method, self.region)
         for part in pieces(positions(self.rows), bounds.chunk(self.last)):
-            self.found.rows[part] = bounds.lower(self.last, self.rows[part]) - self.unsafe.offsets[part]
+            self.found.rows[part] = _less(bounds.lower(self.last, self.rows[part]), self.unsafe.offsets[part])
         return bounds
 
     def _bounds(self, method: Linear | Paper, region: Region) -> LinearBounds:
@@ -235,7 +219,7 @@ class _Work:
 
     def _keep(self, row: Tensor, instance: Tensor, low: Tensor) -> None:
         found = self.found.rows
-        better = low - self.unsafe.offsets[row, instance]
+        better = _less(low, self.unsafe.offsets[row, instance])
         found[row, instance] = torch.maximum(found[row, instance], torch.where(better.isnan(), -math.inf, better))
 
     def _open_instances(self) -> Tensor:
@@ -258,6 +242,13 @@ class _Work:
 
     def _worst_rows_open(self, row: Tensor, instance: Tensor) -> Tensor:
         return ~(self.found.rows[row, instance] > 0)
+
+
+def _less(low: Tensor, offset: Tensor) -> Tensor:
+    """A bound less an offset, below the real difference where it is not exact, and of the same sign."""
+    apart = low - offset
+    below = torch.nextafter(apart, torch.full_like(apart, -math.inf))
+    return torch.where((offset == 0) | (apart == 0) | ((apart > 0) & (below <= 0)), apart, below)
 
 
 def instances_together(bounds: LinearBounds) -> int:

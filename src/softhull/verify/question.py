@@ -17,8 +17,15 @@ from .scores import Piece, Score
 class Relaxed(Protocol):
     """Something known of the mean class probabilities of networks over the regions of a batch."""
 
+    @property
+    def together(self) -> int:
+        """How many rows may be solved for at once, whatever the number of instances."""
+
     def probabilities(self) -> Interval:
         """Ranges ``[B, K]``."""
+
+    def logits(self) -> list[Interval]:
+        """Ranges ``[B, K]`` of the logits of every network; empty where nothing is known of them."""
 
     def trivial(self, coefficients: Tensor) -> Tensor:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``, at next to no cost."""
@@ -75,13 +82,13 @@ class ScoreQuestion:
             point = self.at
             for _ in range(piece.rounds):
                 plane = piece.tangent(point)
-                trivial = self._sum(relaxed.trivial(plane.coefficients), plane.offset)
+                trivial = self.sum(relaxed.trivial(plane.coefficients), plane.offset)
                 best = torch.minimum(best, trivial)
                 open_ = torch.nonzero(~(trivial < floor))[:, 0]
                 if not len(open_):
                     break
                 solution = relaxed.solve(plane.coefficients[open_], open_)
-                best[open_] = torch.minimum(best[open_], self._sum(solution.bound, plane.offset[open_]))
+                best[open_] = torch.minimum(best[open_], self.sum(solution.bound, plane.offset[open_]))
                 point = point.index_copy(0, open_, solution.probabilities)
                 notes |= {int(open_[k]): note for k, note in solution.notes.items()}
                 proof = {"coefficients": plane.coefficients[open_], "offset": plane.offset[open_], "instances": open_}
@@ -94,6 +101,7 @@ class ScoreQuestion:
         planes = [piece.tangent(self.at) for piece in pieces]
         return torch.stack([(plane.coefficients * self.at).sum(1) + plane.offset for plane in planes]).amax(0)
 
-    def _sum(self, bound: Tensor, offset: Tensor) -> Tensor:
+    def sum(self, bound: Tensor, offset: Tensor) -> Tensor:
+        """A bound and the offset of its piece, rounded up."""
         total = bound + offset
         return torch.nextafter(total, torch.full_like(total, torch.inf)) if self.outward else total

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import SofthullError
 from ..formats import agreement
 from ..formats.network import LARGEST_INPUT, Network
 from ..graph.graph import Graph
@@ -32,7 +33,11 @@ def contradictions(
         "networks are read for inputs up to 2^60; nothing is certified beyond",
     )
     for network in files:
-        apart, explained, _ = agreement.disagreements(network, flat)
+        try:
+            apart, explained, _ = agreement.disagreements(network, flat)
+        except Exception as problem:
+            reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            raise SofthullError(f"{network.path}: onnxruntime cannot compute it: {reason}") from None
         wrong = np.logical_not(apart <= explained).reshape(points.shape[:2])
         for i in np.flatnonzero(wrong.any(1)).tolist():
             place = int(wrong[i].argmax())

@@ -22,7 +22,8 @@ from ..graph.graph import Graph
 from ..propagate.methods import Method, find_method
 from ..propagate.perturbation import Perturbation, Region, rounded_down
 from ..propagate.structure import Structure, pieces
-from .prove import Bracket, Effort, prove
+from .bracket import Bracket, Effort
+from .prove import prove
 from .replay import contradictions
 from .result import Record, Result, Verdict
 from .unsafe import Unsafe, class_change
@@ -52,11 +53,11 @@ def verify_robustness(
 
     ``x [B, ...]`` is reshaped to the network's input, ``label [B]``. ``property``: ``all`` (no other class overtakes
     the label), ``targets`` (none of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest).
-    ``method``: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"`` or a method object. A final softmax or sigmoid
-    is left out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open,
-    True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best found
-    so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where to
-    compute; by default where ``x`` is.
+    ``method``: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object. A final
+    softmax or sigmoid is left out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds
+    leave open, True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best
+    found so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where
+    to compute; by default where ``x`` is.
     """
     case = _Case.of(network, x, label, dtype, device)
     unsafe = case.unsafe(property, targets)
@@ -203,11 +204,15 @@ class _Case:
         if not x.isfinite().all():
             raise InvalidInput("x holds NaN or infinite entries")
         x, exact = x.to(dtype), x
-        labels = label if isinstance(label, Tensor) else torch.as_tensor(np.asarray(label))
+        try:
+            labels = label if isinstance(label, Tensor) else torch.as_tensor(np.asarray(label))
+        except TypeError:
+            raise InvalidInput("labels must be whole numbers") from None
         labels = labels.to(place).reshape(-1)
         if len(labels) != len(x):
             raise InvalidInput(f"{len(x)} inputs but {len(labels)} labels")
-        if labels.dtype == torch.bool or (labels.is_floating_point() and not (labels == labels.round()).all()):
+        real = labels.is_floating_point()
+        if labels.dtype == torch.bool or labels.is_complex() or (real and not (labels == labels.round()).all()):
             raise InvalidInput("labels must be whole numbers")
         labels = labels.long()
         with torch.no_grad():
@@ -221,7 +226,8 @@ class _Case:
     def unsafe(self, property: str, targets: Sequence[int] | None) -> Unsafe:
         rivals = None
         if targets is not None:
-            rivals = torch.tensor([as_index(t, "targets") for t in targets], dtype=torch.long).to(self.labels.device)
+            listed = targets if np.iterable(targets) else [targets]
+            rivals = torch.tensor([as_index(t, "targets") for t in listed], dtype=torch.long).to(self.labels.device)
         return class_change(self.labels, self.outputs, property, rivals)
 
 

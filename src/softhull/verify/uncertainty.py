@@ -20,21 +20,23 @@ from ..devices import device_of
 from ..errors import InvalidInput, MissingExtra, ModelError, SofthullError
 from ..formats.network import Network
 from ..graph.graph import Graph
-from ..propagate.methods import Auto, Linear, SecondOrder
+from ..propagate.methods import Auto, Branch, Linear, SecondOrder
 from ..propagate.perturbation import Perturbation, Region
 from ..solve.dual import Dual
 from ..solve.layers import is_feedforward, stack_networks
 from ..solve.softmax import parse_bounds
+from .branching import ByBranching
 from .ensemble import join
 from .question import ScoreQuestion
 from .replay import contradictions
 from .scores import Score, find_score
 from .stages import ByPrograms, ByWalks
 
-METHODS = ("auto", "dual", "lp", "conic", "second-order", "linear")
+METHODS = ("auto", "dual", "lp", "conic", "second-order", "linear", "branch")
 # Instances worked on together: bounds the memory whatever the number of instances.
 BATCH = 128
 
+Solver = ByPrograms | ByWalks | ByBranching
 Networks = Network | Graph | Sequence[Network | Graph]
 
 
@@ -145,22 +147,22 @@ def verify_uncertainty(
 ) -> UncertaintyResult:
     """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
 
-    ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"`` for feedforward
-    networks; ``"second-order"``, ``"linear"`` for all; or one of their settings objects. ``bound``: the softmax bounds,
-    ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its own input. After ``timeout``
-    seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding error to the bound, so that
-    it is true for the networks as real-valued functions; ``"nearest"`` does not. ``device``: where to compute; by
-    default where ``x`` is.
+    ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for
+    feedforward networks; ``"second-order"``, ``"linear"`` for all; or one of their settings objects. ``bound``: the
+    softmax bounds, ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its own input.
+    After ``timeout`` seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding error to
+    the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does not. ``device``: where
+    to compute; by default where ``x`` is.
     """
     check_rounding(rounding)
     began, cpu = time.monotonic(), time.process_time()
     deadline = deadline_after(timeout)
     score, place = find_score(score), device_of(x, device)
-    solver = _solver(networks, find_method(method), bound, separate, rounding)
-    x, y = _inputs(x, y, solver.classes, networks)
+    solver = find_solver(networks, find_method(method), bound, separate, rounding)
+    x, y = check_inputs(x, y, solver.classes, networks)
     solver, x, y = solver.to(place), x.to(place), y.to(place)
     attack = attack or ScoreAttack(seed=seed)
-    asked = _Asked(_listed(networks), solver, score, attack, rounding == "outward", deadline, seed)
+    asked = _Asked(as_list(networks), solver, score, attack, rounding == "outward", deadline, seed)
     records: dict[int, ScoreRecord] = {}
     certificates = []
     waiting = list(torch.arange(len(x)).split(BATCH))
@@ -190,7 +192,7 @@ class _Asked:
     """Everything about a question but its instances."""
 
     networks: Sequence[Network | Graph]
-    solver: ByPrograms | ByWalks
+    solver: Solver
     score: Score
     attack: ScoreAttack
     outward: bool
@@ -230,11 +232,12 @@ class _Asked:
         return math.inf if self.score.worst_when == "high" else -math.inf
 
 
-def _listed(networks: Networks) -> list[Network | Graph]:
+def as_list(networks: Networks) -> list[Network | Graph]:
+    """The networks of an ensemble, or the only one there is."""
     return [networks] if isinstance(networks, Network | Graph) else list(networks)
 
 
-def _badness(solver: ByPrograms | ByWalks, score: Score, label: Tensor, x: Tensor) -> Tensor:
+def _badness(solver: Solver, score: Score, label: Tensor, x: Tensor) -> Tensor:
     return score.badness(solver.probabilities(x), label)
 
 
@@ -251,19 +254,24 @@ def find_method(method: str | Any) -> Any:
 
         return Conic()
     known: dict[str, Any] = {"auto": Auto, "dual": Dual, "second-order": SecondOrder, "linear": Linear}
+    known["branch"] = Branch
     if method not in known:
         raise InvalidInput(f"unknown method {method!r}; choose {', '.join(METHODS[:-1])} or {METHODS[-1]}")
     return known[method]()
 
 
-def _solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> ByPrograms | ByWalks:
+def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> Solver:
     """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
-    listed = _listed(networks)
+    listed = as_list(networks)
     if not listed:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
     graphs = [(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in listed]
     softmax = parse_bounds(bound)
+    if isinstance(method, Branch):
+        if separate:
+            raise InvalidInput("method 'branch' bounds all networks over one input; leave separate out")
+        return ByBranching(stack_networks(graphs, labels), method, softmax)
     if isinstance(method, Auto) and all(is_feedforward(graph) for graph in graphs):
         method = Dual()
     if not isinstance(method, Linear | SecondOrder | Auto):
@@ -276,7 +284,8 @@ def _solver(networks: Networks, method: Any, bound: str, separate: bool, roundin
     return ByWalks(whole.alone if separate else (whole,), replace(method, rounding=rounding))
 
 
-def _inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
+def check_inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
+    """Inputs ``[B, *shape]`` and labels ``[B]`` as tensors; InvalidInput where the networks cannot take them."""
     x = torch.as_tensor(x, dtype=torch.float64)
     y = torch.as_tensor(y)
     first = networks if isinstance(networks, Network | Graph) else networks[0]

@@ -41,9 +41,18 @@ class Simplex:
     def __init__(self, at: Tensor, outward: bool) -> None:
         self.at, self.outward = at, outward
 
+    @property
+    def together(self) -> int:
+        """How many rows may be solved for at once, whatever the number of instances."""
+        return 1
+
     def probabilities(self) -> Interval:
         """Ranges ``[B, K]`` of the mean probabilities."""
         return torch.zeros_like(self.at), torch.ones_like(self.at)
+
+    def logits(self) -> list[Interval]:
+        """Ranges ``[B, K]`` of the logits of every network; empty where nothing is known of them."""
+        return []
 
     def trivial(self, coefficients: Tensor) -> Tensor:
         """Bounds ``[B]`` on the maximum of ``coefficients . p`` by ranges and simplex alone."""
@@ -51,8 +60,9 @@ class Simplex:
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
         """Bounds ``[b]`` on the maximum of ``coefficients . p`` for some of the instances."""
-        every = coefficients.new_zeros(self.at.shape).index_copy(0, instances, coefficients)
-        return self._solution(self.trivial(every)[instances], coefficients, instances)
+        least, most = (end[instances] for end in self.probabilities())
+        bound = simplex_bound(coefficients, least, most, self._share(coefficients.shape[1] + 4))
+        return self._solution(bound, coefficients, instances)
 
     def _solution(self, bound: Tensor, coefficients: Tensor, instances: Tensor) -> Solution:
         """The bound, and as a place where it is attained the middle between the attack and the worst of the ranges."""
@@ -101,6 +111,10 @@ class Walks(Simplex):
             return least, most
         cost, lost = self._share(self.networks), underflow(least.dtype)
         return (least * (1 - cost) - lost).clamp(min=0), (most * (1 + cost) + lost).clamp(max=1)
+
+    def logits(self) -> list[Interval]:
+        ends = [bounds.interval(i) for e, bounds in zip(self.ensembles, self.bounds) for i in e.logits]
+        return [(low.flatten(1), high.flatten(1)) for low, high in ends]
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
         bound = torch.zeros_like(coefficients[:, 0])

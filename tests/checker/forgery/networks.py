@@ -53,8 +53,9 @@ def _leaky(b: Builder) -> str:
 
 
 def _product(b: Builder) -> str:
-    """``(x0 x1 + 1/2, 0)``, the product of two gathered entries."""
-    first, second = (b.op("Gather", "x", b.ints(i), axis=1) for i in (0, 1))
+    """``(x0 x1 + 1/2, 0)``: a stop between the product and the input leaves out what was split off."""
+    first = b.op("MatMul", "x", b.const([[1.0], [0.0]]))
+    second = b.op("Gather", "x", b.ints(1), axis=1)
     return str(b.op("MatMul", b.op("Mul", first, second), b.const([[1.0, 0.0]])) and _plus(b, [[0.5, 0.0]]))
 
 
@@ -88,6 +89,13 @@ def _weighted(b: Builder) -> str:
     p = b.op("Gather", p, b.ints(2, 0, 1), axis=1)
     v = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(7, 2, 6))), b.ints(3, 2))
     return str(b.op("MatMul", p, v) and _plus(b, [[0.25, 0.0]]))
+
+
+def _residual(b: Builder) -> str:
+    """Probabilities beside an affine function of the input, so that neither end of their range need be the worst."""
+    p = b.op("Softmax", b.op("MatMul", "x", b.const([[2.0, -1.0], [1.0, 0.5]])), axis=-1)
+    mixed = b.op("MatMul", p, b.const([[1.0, -1.0], [0.5, 0.25]]))
+    return str(b.op("Add", mixed, b.op("Gemm", "x", b.const([[-0.5, 0.0], [0.0, 0.25]]), b.const([0.5, 0.0]))))
 
 
 def _repeated(b: Builder) -> str:
@@ -133,10 +141,12 @@ def _old(b: Builder) -> str:
     return str(b.op("Reshape", p, b.ints(1, 2)))
 
 
-def _small(seed: int) -> Callable[[Builder], str]:
+def _small(seed: int, scale: float) -> Callable[[Builder], str]:
     def make(b: Builder) -> str:
         h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(seed, 2, 2)), b.const(_weights(seed + 1, 2) / 8)))
-        return str(b.op("Gemm", h, b.const(_weights(seed + 2, 2, 3)), b.const(_weights(seed + 3, 3) / 4)))
+        return str(
+            b.op("Gemm", h, b.const(scale * _weights(seed + 2, 2, 3)), b.const(scale * _weights(seed + 3, 3) / 4))
+        )
 
     return make
 
@@ -161,14 +171,30 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
         [Perturbation(0.25), Perturbation(SHORT, norm=2), Perturbation(TINY)],
         2,
     ),
-    "weighted": ([(_weighted, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=1), Perturbation(TINY)], 2),
-    "repeated": ([(_repeated, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=2), Perturbation(TINY)], 2),
+    "weighted": (
+        [(_weighted, 13)],
+        [0.5, 0.25],
+        [Perturbation(0.5), Perturbation(0.25, norm=1), Perturbation(TINY)],
+        2,
+    ),
+    "residual": ([(_residual, 13)], [0.25, -0.5], [Perturbation(0.5), Perturbation(0.5, norm=2)], 2),
+    "repeated": (
+        [(_repeated, 13)],
+        [0.5, 0.25],
+        [Perturbation(0.5), Perturbation(0.25, norm=2), Perturbation(TINY)],
+        2,
+    ),
     "twins": ([(_twins, 13)], [0.5, -0.25], [Perturbation(0.25)], 2),
     "masked": ([(_masked, 13)], [0.5, -0.25], [Perturbation(0.25, clip=(-0.25, 0.5))], 1),
     "spread": ([(_spread, 13)], [0.5, -0.25], [Perturbation(SHORT, norm=1), Perturbation(0.0)], 1),
     "single": ([(_single, 13)], [0.5, -0.25], [Perturbation(SHORT)], 1),
     "old": ([(_old, 12)], [0.5, -0.25], [Perturbation(0.25)], 1),
-    "ensemble": ([(_small(20), 13), (_small(30), 13)], [0.5, -0.25], [Perturbation(SHORT), Perturbation(TINY)], 2),
+    "ensemble": (
+        [(_small(20, 1.0), 13), (_small(30, 8.0), 13)],
+        [0.5, -0.25],
+        [Perturbation(SHORT), Perturbation(TINY)],
+        2,
+    ),
 }
 
 

@@ -1,8 +1,8 @@
 """The search: change certificates, let the checker prove as much as it will, and compare with what is true.
 
-Most forgeries are *greedy*: every claim is raised to what the checker derives from the changed choices, so that a rule that
-proves too much shows at once. The others stand as they were written. Steps that a forgery shares with its seed are not
-replayed: the checker goes on from a copy of what it knew there, which is the same (``check_in_full`` says so).
+Most forgeries are *greedy*: every claim is raised to what the checker derives from the changed choices, so that a rule
+that proves too much shows at once. The others stand as they were written. Steps that a forgery shares with its seed are
+not replayed: the checker goes on from a copy of what it knew there (a test compares that with whole files).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from softhull.checker.replay import Knowledge
 from softhull.checker.statement import read_statement
 from softhull.errors import ModelError
 
-from .networks import Instance
+from .networks import Instance, instances, two_imports
 from .truth import Claims, Truth
 from .writer import Writer, honest
 
@@ -238,8 +240,10 @@ class Hunt:
         conclusion(statement.property, self.networks, check.known, check.scores)
         return states
 
-    def _look(self, certificate: Certificate, states: Sequence[_Check], followed: int, begin: int, accepted: bool) -> float:
-        """Compare what was proved, and the conclusion where it was accepted, with the truth; the gap of the last claim."""
+    def _look(
+        self, certificate: Certificate, states: Sequence[_Check], followed: int, begin: int, accepted: bool
+    ) -> float:
+        """Compare what was proved, and an accepted conclusion, with the truth; returns the gap of the last claim."""
         gap = np.inf
         if not states:
             return gap
@@ -290,19 +294,23 @@ class Hunt:
             self.seeds[int(self.rng.integers(self.honest, MOST_SEEDS))] = seed
 
 
-def shares(instances: Sequence[Instance], count: int) -> list[int]:
+def shares(among: Sequence[Instance], count: int) -> list[int]:
     """How many forgeries every instance gets."""
-    total = sum(instance.share for instance in instances)
-    found = [count * instance.share // total for instance in instances]
+    total = sum(instance.share for instance in among)
+    found = [count * instance.share // total for instance in among]
     found[0] += count - sum(found)
     return found
 
 
-def search(instances: Sequence[Instance], count: int, seed: int) -> Tally:
+def one_round(seed: int, count: int) -> Tally:
+    """Forgeries of all families, on networks written for the occasion."""
+    with TemporaryDirectory() as folder:
+        return search([*instances(Path(folder)), two_imports(Path(folder))], count, seed)
+
+
+def search(among: Sequence[Instance], count: int, seed: int) -> Tally:
     """Forgeries of all instances."""
     tally = Tally()
-    for instance, part in zip(instances, shares(instances, count)):
+    for instance, part in zip(among, shares(among, count)):
         tally.merge(Hunt(instance, seed).run(part))
     return tally
-
-

@@ -43,7 +43,7 @@ def test_no_false_statement_is_accepted(all_instances: list[Instance]) -> None:
     assert tally.forgeries == COUNT
     if COUNT >= 20000:
         assert CLAIMS | RULES | set(SCORES) | {"class"} <= tally.accepted.keys()
-        assert CLAIMS | RULES <= tally.changed.keys()
+        assert tally.changed.keys() >= CLAIMS | RULES
         assert min(tally.outcomes[name] for name in ("refused", "malformed", "accepted and true")) > COUNT // 50
 
 
@@ -70,11 +70,15 @@ def test_planted_errors_are_found(
     """The search of the first test, stopped where it finds something."""
     planted.plant(monkeypatch)
     budgets = dict(zip((i.name for i in all_instances), shares(all_instances, 20000)))
-    hunts = [Hunt(i, SEED) for i in all_instances if i.name.split()[0] in planted.families]
+    hunts: dict[str, Hunt] = {}
     for start in range(0, max(budgets.values()), 50):
-        for hunt in hunts:
-            if start < budgets[hunt.instance.name] and hunt.run(50).false:
-                print(f"after {sum(h.tally.forgeries for h in hunts)}: {hunt.tally.false[0]}")
+        for instance in all_instances:
+            if instance.name.split()[0] not in planted.families or start >= budgets[instance.name]:
+                continue
+            if instance.name not in hunts:
+                hunts[instance.name] = Hunt(instance, SEED)
+            if false := hunts[instance.name].run(50).false:
+                print(f"after {sum(hunt.tally.forgeries for hunt in hunts.values())}: {false[0]}")
                 return
     pytest.fail("not found")
 

@@ -1,7 +1,7 @@
-"""What is true: models evaluated at points of a region, in floating point first and in ball arithmetic where it matters.
+"""What is true: models evaluated at points of a region, first in floating point, in ball arithmetic where it matters.
 
-Nothing here is shared with the checker. A claim is *false* only where ball arithmetic proves that it fails at a point that
-rational arithmetic places inside the region.
+Nothing here is shared with the checker. A claim is *false* only where ball arithmetic proves that it fails at a point
+that rational arithmetic places inside the region.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +46,8 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
     if len(logits) > 1:
         yield margins(instance, label, rivals=[])
     if len(instance.models) == 1:
-        try:
+        with suppress(NoProof):  # too large a region; the margins below are proofs all the same
             yield class_certificate(instance.paths[0], instance.x, label, region)
-        except NoProof:
-            pass  # too large a region; the margins below are proofs all the same
         if len(logits) > 1:
             yield margins(instance, label, [k for k in range(len(logits)) if k != label])
     products = any(isinstance(node, Product) for node in parsed.nodes)
@@ -56,16 +55,20 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
         names = list(SCORES) if products and region.eps < 1e-3 else ["nll"]
         networks = [load_onnx(path) for path in instance.paths] if len(instance.models) > 1 else []
         for score in names:
-            yield score_certificate(instance.paths, networks, instance.x, label, region, score)
+            with suppress(NoProof):  # softmax rows of one entry leave a contracted product without functions
+                yield score_certificate(instance.paths, networks, instance.x, label, region, score)
 
 
 @exactly
 def margins(instance: Instance, label: int, rivals: list[int]) -> Certificate:
-    """Margins as far as second order proves them, positive or not, ending in a score that is easy to prove."""
+    """Margins as contracted products and second order prove them, positive or not; the score is easy to prove."""
     proof = Proof(list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
     view = proof.networks.logits[0]
     if rivals:
         proof.prepare([view])
+        proof.products = "contracted"
+        if all(not isinstance(node, Softmax) or node.rows.shape[1] > 1 for node in proof.networks.nodes):
+            proof.claim_difference(view, label, rivals[0])
         second_order = SecondOrder(proof, [view])
         for rival in rivals:
             second_order.lead(view, label, rival)
@@ -101,7 +104,7 @@ class Writer:
             change(self, draft, other)
             if draft.first is None:  # nothing of the head can be relied on any more
                 break
-        draft.shorten(self.rng)
+        draft.shorten(self.rng, int(self.rng.integers(1, 5)))
         return draft.done()
 
     # Changes
@@ -109,7 +112,8 @@ class Writer:
     def change_number(self, draft: Draft, other: Certificate) -> None:
         places = draft.arrays_of(self._place(draft))
         if places:
-            holder, key = self._pick(places)
+            indices = [(h, k) for h, k in places if draft.arrays[h[k]].dtype.kind == "i"]
+            holder, key = self._pick(indices if indices and self.rng.random() < 0.3 else places)
             holder[key] = draft.keep(self._changed(draft.arrays[holder[key]]))
 
     def change_field(self, draft: Draft, other: Certificate) -> None:
@@ -139,13 +143,16 @@ class Writer:
             draft.touch(number)["stops"] = bool(self.rng.integers(4))
 
     def one_side(self, draft: Draft, other: Certificate) -> None:
-        """Fewer rows, one side each: what a split asks for."""
         number = self._place(draft)
-        step = draft.steps[number] if number is not None else {}
-        lower = draft.arrays.get(str(step.get("lower")))
-        if number is None or lower is None or not lower.ndim or not len(lower):
-            return
+        if number is not None:
+            self._keep_one_row(draft, number)
+
+    def _keep_one_row(self, draft: Draft, number: int) -> None:
+        """One row of a claim, and its lower bound only: what a split asks for."""
         step = draft.touch(number)
+        lower = draft.arrays.get(str(step.get("lower")))
+        if lower is None or not lower.ndim or not len(lower):
+            return
         row = int(self.rng.integers(len(lower)))
         for key in ("lower", "upper", "entries", "rows"):
             held = draft.arrays.get(str(step.get(key)), np.zeros(()))
@@ -158,8 +165,12 @@ class Writer:
         number = self._place(draft)
         if number is None:
             return
+        split = self._splits()
+        if split and self.rng.random() < 0.8:
+            self._keep_one_row(draft, number)
         step = draft.touch(number)
-        made = self._rules(draft, number)
+        sides = [draft.arrays.get(str(step.get(side)), np.full(1, np.inf)) for side in ("lower", "upper")]
+        made = self._rules(draft, number, sum(int(np.isfinite(side).sum()) for side in sides), split)
         if self.rng.random() < 0.5:
             step["rules"] = made
         else:
@@ -178,6 +189,25 @@ class Writer:
                 held = draft.arrays.get(str(holder.get(side)), np.zeros(()))
                 if held.ndim:
                     holder[side] = draft.keep(np.concatenate((held, held)))
+
+    def redirect(self, draft: Draft, other: Certificate) -> None:
+        """Planes or functions of another step."""
+        number = self._place(draft)
+        users = [h for h in draft.holders(number) if "planes" in h or "functions" in h] if number is not None else []
+        for holder in users:
+            key = "planes" if "planes" in holder else "functions"
+            known = [n for n, step in enumerate(draft.steps) if isinstance(step, dict) and step.get("claim") == key]
+            if known:
+                holder[key] = self._pick(known) if key == "planes" else [self._pick(known)]
+
+    def leave_out(self, draft: Draft, other: Certificate) -> None:
+        """A reference that stands for less than a row, or for more."""
+        number = self._place(draft)
+        for holder in draft.holders(number) if number is not None else ():
+            names = np.array(draft.arrays.get(str(holder.get("reference")), np.zeros(())))
+            if names.ndim and names.size:
+                names.flat[int(self.rng.integers(names.size))] = self._pick([-1, int(self.rng.choice(names.ravel()))])
+                holder["reference"] = draft.keep(names)
 
     def move_rule(self, draft: Draft, other: Certificate) -> None:
         number = self._place(draft)
@@ -214,7 +244,7 @@ class Writer:
             if not self._steps_of(draft, "planes", node) and self.rng.random() < 0.5:
                 draft.insert(len(draft.steps), self._planes_step(draft, node), fix=False)
         factors = [view.node for i in self.curved for view in self._factors(i)]
-        if factors and self.rng.random() < 0.3:
+        if factors and self.rng.random() < 0.5:
             step = self._claim(draft, "functions", self.networks.names[self._pick(factors)])
             draft.insert(len(draft.steps), step, fix=False)
         for _ in range(int(self.rng.integers(1, 4))):
@@ -287,10 +317,11 @@ class Writer:
 
     def _claim(self, draft: Draft, claim: str, name: str) -> Step:
         """A claim about a tensor; its bounds are to be raised, or not."""
-        S = int(self.rng.choice([1, 1, 2, 3]))
+        split = self._splits() and claim != "functions"
+        S = 1 if split else int(self.rng.choice([1, 1, 2, 3]))
         n = self.networks.tensors[name].size
         step: Step = {"claim": claim, "tensor": name, "lower": draft.keep(np.full(S, -1.0))}
-        sided = S > 1 or claim == "functions" or self.rng.random() < 0.4
+        sided = not split and (claim == "functions" or self.rng.random() < 0.6)
         step["upper"] = draft.keep(np.full(S, 1.0 if sided else np.inf))
         if claim == "entries":
             step["entries"] = draft.keep(self.rng.integers(0, n, S))
@@ -302,18 +333,24 @@ class Writer:
             step["rows"] = draft.keep(np.eye(n)[self.rng.integers(0, n, S)] if self.rng.random() < 0.3 else rows)
         if claim == "score":
             del step["tensor"], step["upper"]
-        return step | {"stops": bool(self.rng.random() < 0.4), "rules": self._rules(draft, len(draft.steps))}
+        wanted = S * (2 if sided and claim != "score" else 1)
+        rules = self._rules(draft, len(draft.steps), wanted, split)
+        return step | {"stops": bool(self.rng.random() < 0.4), "rules": rules}
+
+    def _splits(self) -> bool:
+        """Whether to try second order."""
+        products = any(isinstance(self.networks.nodes[i], Product) for i in self.curved)
+        return products and bool(self.rng.random() < 0.4)
 
     def _factors(self, index: int) -> list[Any]:
         node = self.networks.nodes[index]
         return [node.x, node.y] if isinstance(node, Product) else []
 
-    def _rules(self, draft: Draft, number: int) -> dict[str, Any]:
-        """A rule for every node that asks for one."""
+    def _rules(self, draft: Draft, number: int, wanted: int, split: bool) -> dict[str, Any]:
+        """A rule for every node that asks for one, in a walk with so many rows."""
         found: dict[str, Any] = {}
-        split = self.rng.random() < 0.4
         for index in self.curved:
-            rule = self._rule(draft, number, index, split)
+            rule = self._rule(draft, number, index, wanted, split)
             found[self.networks.names[index]] = {
                 key: draft.keep(value) if isinstance(value, np.ndarray) else value for key, value in rule.items()
             }
@@ -324,7 +361,7 @@ class Writer:
             }
         return found
 
-    def _rule(self, draft: Draft, number: int, index: int, split: bool) -> Step:
+    def _rule(self, draft: Draft, number: int, index: int, wanted: int, split: bool) -> Step:
         node = self.networks.nodes[index]
         if isinstance(node, Kink):
             return {"slope": self._shares(node.size)}
@@ -332,26 +369,23 @@ class Writer:
             R, K = node.rows.shape
             rule: Step = {"planes": self._step_of(draft, number, "planes", index)}
             rule["multiplier"] = self._pick([np.zeros((1, R)), self.rng.standard_normal((1, R))])
-            step = draft.steps[rule["planes"]] if 0 <= rule["planes"] < number else {}
             for side in ("below", "above"):
-                held = draft.arrays.get(str(step.get(side)), np.zeros(1))
-                P = len(held) if held.ndim else 1
+                P = draft.length(rule["planes"], side)
                 rule[side] = self._shares(P, R, K) / (max(P, 1) if self.rng.random() < 0.8 else 1)
             return rule
         assert isinstance(node, Product)
         if split:
-            side = int(self.rng.integers(2))
-            rule = {"split": side}
-            return rule | self._reference(node, side)
-        if self.rng.random() < 0.5:
-            return {"below": self._shares(node.size), "above": self._shares(node.size)}
+            factor = int(self.rng.integers(2))
+            return {"split": factor, **self._reference(node, factor)}
         keep = int(self.rng.integers(2))
+        useful = bool(self._steps_of(draft, "functions", (node.y, node.x)[keep].node))
+        if self.rng.random() < (0.3 if useful else 0.9):
+            return {"below": self._shares(node.size), "above": self._shares(node.size)}
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         steps = [self._step_of(draft, number, "functions", other.node)]
-        held = draft.arrays.get(str(draft.steps[steps[0]].get("rows")), np.zeros(1)) if steps[0] < number else None
-        most = max(len(held), 1) if held is not None and held.ndim else 1
+        most = max(draft.length(steps[0], "rows"), 1)
         rule = {"keep": keep, "functions": steps, "weight": self._shares(1, kept.size)}
-        rule["rows"] = self.rng.integers(0, most, (1, kept.size))
+        rule["rows"] = self.rng.integers(0, most, (wanted, kept.size))
         return rule | self._reference(node, keep)
 
     def _reference(self, node: Product, side: int) -> Step:
@@ -399,10 +433,12 @@ class Writer:
     # Small things
 
     def _shares(self, *shape: int) -> np.ndarray:
-        kind = int(self.rng.integers(4))
-        if kind == 0:
+        kind = self.rng.random()
+        if kind < 0.25:
             return self.rng.integers(0, 2, shape).astype(np.float64)
-        return np.full(shape, self.rng.random()) if kind == 1 else self.rng.uniform(0, 1, shape)
+        if kind < 0.5:
+            return np.full(shape, self.rng.random())
+        return self.rng.uniform(0, 1, shape) if kind < 0.95 else self.rng.uniform(-1, 2, shape)
 
     def _whole(self, most: int) -> Any:
         return self._pick([0, 1, int(self.rng.integers(0, max(most, 1))), -1, most, 0.9, True, 10**20])
@@ -415,7 +451,7 @@ class Writer:
         n = len(draft.steps)
         if not n:
             return None
-        place = n - 1 - int(self.rng.geometric(0.4)) if self.rng.random() < 0.5 else int(self.rng.integers(n))
+        place = n - int(self.rng.geometric(0.4)) if self.rng.random() < 0.7 else int(self.rng.integers(n))
         return max(place, 0)
 
     def _changed(self, array: np.ndarray) -> np.ndarray:
@@ -459,7 +495,9 @@ class Draft:
         if not isinstance(step, dict):
             return {}
         rules = step.get("rules")
-        copied = {n: dict(r) if isinstance(r, dict) else r for n, r in rules.items()} if isinstance(rules, dict) else rules
+        copied = (
+            {n: dict(r) if isinstance(r, dict) else r for n, r in rules.items()} if isinstance(rules, dict) else rules
+        )
         self.steps[number] = dict(step) | ({"rules": copied} if "rules" in step else {})
         found: Step = self.steps[number]
         return found
@@ -479,6 +517,12 @@ class Draft:
             for key, value in holder.items()
             if isinstance(value, str) and value in self.arrays
         ]
+
+    def length(self, number: int, key: str) -> int:
+        """How many rows an array of a step has; 1 where there is none."""
+        step = self.steps[number] if number < len(self.steps) else None
+        held = self.arrays.get(str(step.get(key)), np.zeros(1)) if isinstance(step, dict) else np.zeros(1)
+        return len(held) if held.ndim else 1
 
     def keep(self, array: np.ndarray) -> str:
         name = f"b{len(self.arrays)}"
@@ -526,7 +570,7 @@ class Draft:
         if self.first is not None:
             self.first = min(self.first, number)
 
-    def shorten(self, rng: np.random.Generator, most: int = 3) -> None:
+    def shorten(self, rng: np.random.Generator, most: int) -> None:
         """Leave out steps behind the first change, so that a forgery costs little to check."""
         first = 0 if self.first is None else self.first
         while len(self.steps) > first + most:
@@ -544,6 +588,8 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.one_side, 0.08),
     (Writer.rewrite_rules, 0.12),
     (Writer.double_planes, 0.04),
+    (Writer.redirect, 0.06),
+    (Writer.leave_out, 0.04),
     (Writer.move_rule, 0.02),
     (Writer.move_steps, 0.08),
     (Writer.borrow, 0.08),

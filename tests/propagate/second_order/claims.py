@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from flint import ctx
 
 from softhull.attack.pgd import minimize_margin
 from softhull.graph.ops.softmax import Softmax
@@ -15,15 +17,22 @@ from softhull.propagate.second_order.forward import Forms
 from softhull.propagate.second_order.row_fit import CELLS
 from softhull.propagate.second_order.specification import SecondOrderBounds
 from tests.propagate.checks import points_of
+from tests.soundness.exact import DIGITS, balls
+from tests.soundness.exact import values as exact_values
 
-# What is checked is itself evaluated in floating point.
-ROUNDING = 1e-10
+POINTS = 6
 
 
 def _assert_at_most(low, value):
+    """Claims against balls, with no tolerance: none is certainly above the truth."""
     assert not low.isnan().any()
-    slack = ROUNDING * (1 + value.abs().nan_to_num(posinf=0.0))
-    assert bool((low <= value + slack).all())
+    for claim, exact in zip(balls(low).reshape(-1), value.reshape(-1), strict=True):
+        assert not claim > exact, (float(claim), exact)
+
+
+def _rows_in_balls(a, axis):
+    moved = np.moveaxis(a, axis, -1)
+    return moved.reshape(-1, moved.shape[-1])
 
 
 def _adversaries(second, rows, instances, region):
@@ -69,10 +78,6 @@ def _fits(second, instance, generator):
             yield i, A, FittedRows(A, axis, scores.take(instance), basis.values(noise))
 
 
-def _rows_of(t, axis):
-    return t.movedim(axis + 1, -1).flatten(1, -2)
-
-
 def assert_claims_hold(graph, region, seed, memory=None):
     """Every claim at sampled points, corners, minimisers and attacked points; returns how many specifications."""
     generator = torch.Generator().manual_seed(seed)
@@ -92,28 +97,47 @@ def assert_claims_hold(graph, region, seed, memory=None):
 
     start = (region.lower + region.upper) / 2
     attacked = minimize_margin(margin, region.take(instance), start[instance], 12, 2, seed, target=-math.inf)
-    sampled = (x[instance] for x in points_of(region, seed, count=30))
-    for x in (*sampled, *_adversaries(second, rows, instance, region), attacked[1]):
-        values = graph.values(x)
-        for i, (least, most) in ranges.items():
-            _assert_at_most(least[instance], values[i])
-            _assert_at_most(-most[instance], -values[i])
-        for i, scores in second.forms.scores.items():
-            node = graph.nodes[i]
-            assert isinstance(node.operator, Softmax)
-            found = _rows_of(values[node.inputs[0]], node.operator.axis)
-            apart = found[..., :, None] - found[..., None, :]
-            _assert_at_most(scores.differences[0][instance], apart)
-            _assert_at_most(-scores.differences[1][instance], -apart)
-        for i, A, fit in fits:
-            node = graph.nodes[i]
-            axis = node.operator.axis
-            found = _rows_of(values[node.inputs[0]], axis).gather(-1, fit.order)
-            y = found[..., :-1] - found[..., -1:] - fit.centre
-            claimed = fit.value + (fit.slope * y).sum(-1) + (y * (fit.matrix @ y[..., None])[..., 0]).sum(-1)
-            _assert_at_most(claimed, _rows_of(A * values[i], axis).sum(-1))
-        for low in lows:
-            _assert_at_most(low, (rows * values[-1]).flatten(1).sum(1))
-    for low in lows:
-        _assert_at_most(low, attacked[0])
+    sampled = (x[instance] for x in points_of(region, seed, count=POINTS))
+    before, ctx.dps = ctx.dps, DIGITS
+    try:
+        for x in (*sampled, *_adversaries(second, rows, instance, region), attacked[1]):
+            for place, b in enumerate(instance.tolist()):
+                values = exact_values(graph, x[place])
+                if place == b:  # the first row of every instance stands for all that does not depend on rows
+                    _assert_forms_hold(graph, second, ranges, b, values)
+                for i, A, fit in fits:
+                    _assert_fit_holds(graph.nodes[i], A[place], fit, place, values, i)
+                margin_there = (balls(rows[place]) * values[-1]).sum()
+                for low in lows:
+                    _assert_at_most(low[place], np.array([margin_there], dtype=object))
+    finally:
+        ctx.dps = before
     return len(row)
+
+
+def _assert_forms_hold(graph, second, ranges, b, values):
+    """Ranges of all forms, and differences within the rows of every softmax."""
+    for i, (least, most) in ranges.items():
+        _assert_at_most(least[b], values[i])
+        _assert_at_most(-most[b], -values[i])
+    for i, scores in second.forms.scores.items():
+        node = graph.nodes[i]
+        assert isinstance(node.operator, Softmax)
+        found = _rows_in_balls(values[node.inputs[0]], node.operator.axis)
+        apart = found[..., :, None] - found[..., None, :]
+        _assert_at_most(scores.differences[0][b], apart)
+        _assert_at_most(-scores.differences[1][b], -apart)
+
+
+def _assert_fit_holds(node, A, fit, place, values, i):
+    """A quadratic of the scores below a combination of the probabilities of every row."""
+    axis = node.operator.axis
+    scores = _rows_in_balls(values[node.inputs[0]], axis)
+    centre, slope = balls(fit.centre[place]), balls(fit.slope[place])
+    value, matrix = balls(fit.value[place]), balls(fit.matrix[place])
+    weighted = _rows_in_balls(balls(A) * values[i], axis).sum(-1)
+    for r, order in enumerate(fit.order[place].tolist()):
+        found = scores[r][order]
+        y = found[:-1] - found[-1] - centre[r]
+        claimed = value[r] + (slope[r] * y).sum() + (y * (matrix[r] @ y)).sum()
+        assert not claimed > weighted[r], (float(claimed), weighted[r])

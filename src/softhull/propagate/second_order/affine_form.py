@@ -179,6 +179,8 @@ def centre_and_radius(region: Region) -> tuple[Tensor, Tensor]:
     slack = share(4, centre.dtype)
     if region.centre is None:
         return centre, radius * (1 + slack) + torch.where(radius > 0, slack * centre.abs(), 0.0)
-    # A centre that was rounded is off in every entry; the ball grows by the norm of all of them, at most.
+    # A centre that was rounded is off in every entry; the ball grows by the norm of all of them, at most. A point that
+    # was not rounded stays one.
     off = (slack * centre.abs()).flatten(1).sum(1).reshape(-1, *[1] * (centre.ndim - 1))
-    return centre, radius * (1 + slack) + torch.where(radius > 0, off, 0.0)
+    rounded = (centre.double() != region.centre.double()).flatten(1).any(1).reshape(off.shape)
+    return centre, radius * (1 + slack) + torch.where((radius > 0) | rounded, off, 0.0)

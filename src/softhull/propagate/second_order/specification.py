@@ -209,8 +209,7 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     n = linear.shape[1]
     ball = noise.ball(n, linear.device)
     if not found.bases:
-        low = found.constant - noise.radius(linear)
-        return torch.where(low.isfinite(), low, -math.inf)
+        return _sum_below(found.constant, -noise.radius(linear))
     goal = target - found.constant
     if sum(basis.size for basis in found.bases) < 0.6 * n:
         problem = LowRankQuadratic(linear, *found.joined(), ball)
@@ -219,10 +218,15 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     elif n < _LARGE:
         B, lost = found.dense()
         value, _ = bound(DenseQuadratic(linear, B, ball), steps, goal + lost)
-        value = value - lost
+        value = _sum_below(value, -lost)
     else:
         value, _ = bound(BlockQuadratic(linear, found.bases, found.matrices, ball), min(steps, _FEW), goal)
-    low = found.constant + value
+    return _sum_below(found.constant, value)
+
+
+def _sum_below(a: Tensor, b: Tensor) -> Tensor:
+    """A number below the real sum, which one operation may have rounded up; -inf where nothing is known."""
+    low = torch.nextafter(a + b, torch.full_like(a, -math.inf))
     return torch.where(low.isfinite(), low, -math.inf)
 
 

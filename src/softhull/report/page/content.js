@@ -6,7 +6,7 @@ const { tasks, columns, verdicts, messages } = content;
 const SIZE = columns.task.length;
 
 const QUESTIONS = [...new Set(tasks.map((task) => task.question))];
-const QUESTION_NAMES = { robustness: "Robustness", uncertainty: "Scores" };
+const QUESTION_NAMES = { robustness: "Robustness", uncertainty: "Scores", dataset: "Data sets" };
 const unique = (values) => [...new Set(values)];
 const methodsOf = Object.fromEntries(
   QUESTIONS.map((question) => [question, unique(tasks.filter((task) => task.question === question).map((task) => task.label))]),

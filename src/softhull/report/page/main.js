@@ -8,6 +8,7 @@ function drawAnswers() {
   cardsShown = CARDS;
   drawHeadline(rows);
   drawRadius(rows);
+  drawDatasets(rows);
   drawBrackets(rows);
   drawScatter(rows);
   drawCost(rows);

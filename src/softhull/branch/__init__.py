@@ -1,0 +1,1 @@
+"""Branch and bound: cells of a region, each with a bound of its own."""

@@ -1,0 +1,43 @@
+"""The tree of one search: which cells were cut where, and what each of them is known to be worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .cuts import Cut, Path
+
+
+@dataclass
+class Node:
+    """A cell: the part of its parent on one side of a cut. The root has neither."""
+
+    problem: int
+    parent: Node | None
+    side: Cut | None
+    bound: float
+    children: tuple[Node, Node] | None = field(default=None, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The cuts from the root to here."""
+        sides: list[Cut] = []
+        node: Node | None = self
+        while node is not None and node.side is not None:
+            sides.append(node.side)
+            node = node.parent
+        return tuple(reversed(sides))
+
+    @property
+    def depth(self) -> int:
+        return len(self.path)
+
+    def leaves(self) -> list[Node]:
+        """The cells that cover this one, left to right."""
+        found, waiting = [], [self]
+        while waiting:
+            node = waiting.pop()
+            if node.children is None:
+                found.append(node)
+            else:
+                waiting.extend(reversed(node.children))
+        return found

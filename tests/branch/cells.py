@@ -1,0 +1,134 @@
+"""Random small problems, and what has to hold of the trees that are grown for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softhull.branch.cuts import Cut
+from softhull.branch.dual_leaves import DualLeaves
+from softhull.branch.tree import Node
+from softhull.branch.walk_leaves import Rows, WalkLeaves
+from softhull.graph.graph import Graph
+from softhull.propagate.methods import SecondOrder
+from softhull.propagate.perturbation import Perturbation, Region
+from softhull.propagate.structure import Structure
+from softhull.solve.layers import Stack
+from tests.propagate.networks import random_attention
+from tests.solve.ensembles import random_graph, random_problem
+
+POINTS = 4000
+KINDS = ("relu", "leaky", "tanh", "attention")
+
+
+class Problem:
+    """Bounds, the region of the only problem, its objective, and the value of what a cut cuts."""
+
+    def __init__(
+        self,
+        bounds: DualLeaves | WalkLeaves,
+        region: Region,
+        objective: Callable[[Tensor], Tensor],
+        cut_value: Callable[[Cut, Tensor], Tensor],
+    ) -> None:
+        self.bounds, self.region, self.objective, self.cut_value = bounds, region, objective, cut_value
+
+    def points(self, seed: int = 0) -> Tensor:
+        """Random points of the region, corners among them, and descents from the best of them."""
+        generator = torch.Generator().manual_seed(seed)
+        lower, upper = self.region.lower, self.region.upper
+        share = torch.rand(POINTS, *lower.shape[1:], generator=generator, dtype=lower.dtype)
+        share[: POINTS // 4] = share[: POINTS // 4].round()
+        x = lower + share * (upper - lower)
+        near = x[self.objective(x).argsort()[:20]]
+        for step in range(30):
+            near = near.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.objective(near).sum(), near)
+            near = near.detach() - 0.3 * 0.85**step * (upper - lower) * slope.sign()
+            near = torch.minimum(torch.maximum(near, lower), upper)
+        return torch.cat((x, near.detach()))
+
+
+def random_score(seed: int, activation: str = "relu") -> Problem:
+    """The probability of a class under a few networks that share 2 to 6 inputs, to be bounded from below."""
+    rng = np.random.default_rng([seed, 7])
+    inputs, classes, networks = int(rng.integers(2, 7)), int(rng.integers(2, 5)), int(rng.integers(1, 3))
+    stacks, relaxation, _, y = random_problem(
+        seed,
+        "er/lse",
+        networks,
+        1,
+        float(rng.uniform(0.03, 0.1)),
+        inputs=inputs,
+        classes=classes,
+        hidden=(4, 4),
+        activation=activation,
+    )
+    own = torch.nn.functional.one_hot(y, classes).double()
+
+    def plane(problems: Tensor, ranges: tuple[Tensor, Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
+        return -own.expand(len(problems), -1), torch.zeros(len(problems), dtype=torch.float64)
+
+    def objective(x: Tensor) -> Tensor:
+        p = torch.cat([stack.values(x.flatten(1))[-1] for stack in stacks], 1).softmax(-1).mean(1)
+        return (p * own).sum(1)
+
+    bounds = DualLeaves(relaxation, torch.zeros(1, dtype=torch.long), plane, torch.full_like(own, 1 / classes))
+
+    def cut_value(cut: Cut, x: Tensor) -> Tensor:
+        return _entry(cut, x if cut.node < 0 else _layer(stacks, bounds.nodes[cut.node], x))
+
+    return Problem(bounds, relaxation.region, objective, cut_value)
+
+
+def random_margin(seed: int, attention: bool = True) -> Problem:
+    """A random combination of the outputs of a network, with attention or without."""
+    rng = np.random.default_rng([seed, 8])
+    if attention:
+        graph: Graph = random_attention(rng)
+    else:
+        graph = random_graph(torch.Generator().manual_seed(seed), int(rng.integers(2, 7)), (5, 4), 3, softmax=False)
+    x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
+    region = Perturbation(float(rng.uniform(0.02, 0.08))).around(x)
+    row = torch.from_numpy(rng.normal(size=(1, 1, *graph.output_shape)))
+    rows = Rows(row, torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
+    bounds = WalkLeaves(graph, Structure(graph), region, rows, SecondOrder(), 1 << 22)
+
+    def objective(x: Tensor) -> Tensor:
+        return (graph(x).flatten(1) * row.flatten()).sum(1)
+
+    return Problem(bounds, region, objective, _entry)
+
+
+def _layer(stacks: list[Stack], place: tuple[int, int], x: Tensor) -> Tensor:
+    stack, layer = place
+    return stacks[stack].values(x.flatten(1))[layer]
+
+
+def _entry(cut: Cut, values: Tensor) -> Tensor:
+    flat = values.flatten(1)
+    return flat[:, cut.plus] - (0 if cut.minus is None else flat[:, cut.minus])
+
+
+def inside(problem: Problem, leaf: Node, x: Tensor) -> Tensor:
+    """Mask of the points that lie in a cell."""
+    there = torch.ones(len(x), dtype=torch.bool)
+    for cut in leaf.path:
+        value = problem.cut_value(cut, x)
+        there &= (value <= cut.threshold) if cut.below else (value >= cut.threshold)
+    return there
+
+
+def check_tree(problem: Problem, root: Node, x: Tensor) -> None:
+    """Every point lies in a cell, and in every cell the objective is at least the bound of the cell."""
+    value = problem.objective(x)
+    covered = torch.zeros(len(x), dtype=torch.bool)
+    for leaf in root.leaves():
+        there = inside(problem, leaf, x)
+        covered |= there
+        if bool(there.any()):
+            assert leaf.bound <= float(value[there].min()), f"the bound of cell {[str(cut) for cut in leaf.path]}"
+    assert bool(covered.all()), f"{int((~covered).sum())} points lie in no cell"

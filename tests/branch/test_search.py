@@ -1,0 +1,113 @@
+"""Bounds of cells hold in their cells, cells cover the region, and a search that ends by itself is exact."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from softhull.branch.cuts import Cut
+from softhull.branch.loop import Search
+from softhull.propagate.methods import Branch
+
+from .cells import Problem, check_tree, random_margin, random_score
+
+NEAR = 1e-3
+NETWORKS = [
+    *(pytest.param(random_score, (seed, kind), id=f"{kind}-{seed}") for seed in range(4) for kind in ("relu", "tanh")),
+    *(
+        pytest.param(random_margin, (seed, kind), id=f"walk-{kind}-{seed}")
+        for seed in range(4)
+        for kind in (True, False)
+    ),
+]
+
+
+def search(problem: Problem, target: float, **settings: Any) -> Search:
+    found = Search(problem.bounds, Branch(seconds=math.inf, **settings), [target])
+    with torch.no_grad():
+        found.run()
+    return found
+
+
+@pytest.mark.parametrize(("make", "which"), NETWORKS)
+def test_search_ends_near_the_minimum_and_never_above_it(make: Any, which: tuple[Any, ...]) -> None:
+    problem = make(*which)
+    x = problem.points()
+    least = float(problem.objective(x).min())
+    found = search(problem, least - NEAR, nodes=3000)
+    assert found.left(0) == 0
+    assert least - NEAR < found.bound(0) <= least
+    check_tree(problem, found.roots[0], x)
+
+
+@pytest.mark.parametrize(("make", "which"), NETWORKS[::3])
+def test_what_cannot_be_proved_is_not(make: Any, which: tuple[Any, ...]) -> None:
+    problem = make(*which)
+    x = problem.points()
+    found = search(problem, float(problem.objective(x).min()) + NEAR, nodes=60, cells=8)
+    assert found.bound(0) <= float(problem.objective(x).min())
+    check_tree(problem, found.roots[0], x)
+
+
+@pytest.mark.parametrize("make", [random_score, random_margin])
+def test_children_that_do_not_cover_their_parent_are_noticed(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make(1)
+    x = problem.points()
+    honest = Cut.sides.fget  # type: ignore[attr-defined]
+
+    def gap(cut: Cut) -> tuple[Cut, Cut]:
+        left, right = honest(cut)
+        return left, Cut(right.node, right.plus, right.minus, right.threshold + 0.002, False)
+
+    monkeypatch.setattr(Cut, "sides", property(gap))
+    found = search(problem, math.inf, nodes=8)
+    with pytest.raises(AssertionError, match="no cell"):
+        check_tree(problem, found.roots[0], x)
+
+
+def test_a_multiplier_of_the_wrong_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from softhull.solve.lagrangian import Lagrangian
+
+    problem = random_score(2)
+    x = problem.points()
+    honest = Lagrangian.project
+    monkeypatch.setattr(
+        Lagrangian,
+        "project",
+        lambda self, flat: torch.cat(
+            (honest(self, flat)[:, : flat.shape[1] - self.cuts.count], self.of_cuts(flat) - 0.3), 1
+        ),
+    )
+    found = search(problem, math.inf, nodes=12)
+    with pytest.raises(AssertionError, match="bound of cell"):
+        check_tree(problem, found.roots[0], x)
+
+
+def test_searches_repeat_themselves_and_forget_within_their_memory() -> None:
+    first, again = (search(random_score(3), math.inf, nodes=40) for _ in range(2))
+    assert [leaf.path for leaf in first.roots[0].leaves()] == [leaf.path for leaf in again.roots[0].leaves()]
+    assert first.bound(0) == again.bound(0)
+    problem = random_score(3)
+    forgetful = search(problem, math.inf, nodes=40, memory=0)
+    check_tree(problem, forgetful.roots[0], problem.points())
+    assert forgetful.bound(0) >= forgetful.roots[0].bound
+
+
+def test_an_interrupt_leaves_the_best_so_far() -> None:
+    problem = random_score(2)
+    honest, calls = problem.bounds.solve, []
+
+    def interrupted(cells: Any) -> Any:
+        calls.append(len(cells))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return honest(cells)
+
+    problem.bounds.solve = interrupted  # type: ignore[method-assign]
+    found = search(problem, math.inf, nodes=100)
+    assert found.interrupted
+    assert found.left(0) >= 2
+    check_tree(problem, found.roots[0], problem.points())
