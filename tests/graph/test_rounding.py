@@ -16,7 +16,7 @@ SOURCE = Path(softhull.__file__).parent
 STOPS = {"graph/curves.py": 2, "solve/envelope.py": 1}
 
 
-@pytest.mark.parametrize("folder", ["graph", "propagate", "solve", "verify"])
+@pytest.mark.parametrize("folder", ["graph", "propagate", "solve", "branch", "verify"])
 def test_no_charge_without_a_name(folder):
     bare = {}
     for path in sorted((SOURCE / folder).rglob("*.py")):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..graph.operator import Interval
 from ..graph.ops.relu import LeakyRelu, Relu
+from ..graph.rounding import ulps
 from ..propagate.perturbation import Region
 from ..solve.cuts import Cuts
 from ..solve.dual import Descent, Dual
@@ -471,7 +472,7 @@ def _consistent(bounds: NeuronBounds) -> NeuronBounds:
     """Differences that do not contradict the box of the logits by rounding, or because the cell is empty."""
     lower, upper = bounds.logits
     low, high = bounds.differences
-    slack = 64 * torch.finfo(low.dtype).eps * torch.maximum(lower.abs(), upper.abs()).amax(-1)[..., None, None]
+    slack = ulps(64, low.dtype) * torch.maximum(lower.abs(), upper.abs()).amax(-1)[..., None, None]
     low = torch.minimum(low, upper[..., :, None] - lower[..., None, :]) - slack
     high = torch.maximum(high, lower[..., :, None] - upper[..., None, :]) + slack
     own = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
