@@ -56,7 +56,7 @@ def _line(graph: Graph, seed: int) -> str:
         bounds.prepare(last)
         linear = bounds.lower(last, rows.reshape(-1, 1, *graph.output_shape))[:, 0]
         walked = time.process_time()
-        second, tried = _second_order(SecondOrderBounds(bounds), rows.reshape(-1, *graph.output_shape), linear)
+        second, tried = _second_order(SecondOrderBounds.of(bounds), rows.reshape(-1, *graph.output_shape), linear)
         done = time.process_time()
 
     def margin(x: Tensor, which: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ import pytest
 
 from softhull.graph import ops
 from softhull.graph.operator import Operator
-from softhull.propagate import crown, rules
+from softhull.propagate.rules import step
+from softhull.propagate.second_order.rules import affine_form
+from softhull.propagate.second_order.specification import SecondOrderBounds as SecondOrderBounds  # registers them
 
-assert crown  # registers the rules
-
-# Operators that no walk meets, and why.
+# Operators that neither walks nor forms meet, and why.
 WITHOUT = {"Maximum": "only a softmax written out may hold it, and simplification removes it there"}
 
 
@@ -25,8 +25,9 @@ def _operators() -> list[type[Operator]]:
 
 
 @pytest.mark.parametrize("operator", _operators())
-def test_walks_and_intervals_pass_through(operator):
-    assert (rules.step.dispatch(operator) is rules.step.dispatch(object)) == (operator.name in WITHOUT)
+def test_walks_intervals_and_forms_pass_through(operator):
+    assert (step.dispatch(operator) is step.dispatch(object)) == (operator.name in WITHOUT)
+    assert (affine_form.dispatch(operator) is affine_form.dispatch(object)) == (operator.name in WITHOUT)
     assert not getattr(operator.interval, "__isabstractmethod__", False)
 
 
@@ -35,4 +36,4 @@ def test_an_operator_of_no_kind_has_no_rule():
         name = "Unknown"
 
     assert len(_operators()) > 20
-    assert rules.step.dispatch(Unknown) is rules.step.dispatch(object)
+    assert step.dispatch(Unknown) is step.dispatch(object)

@@ -69,6 +69,7 @@ def test_shared_coefficients_are_those_of_every_instance() -> None:
         never = torch.full((5,), torch.inf, dtype=torch.float64)
         better = optimized_lower(bounds, softmax, C, 4, 0.1, never)
         assert (better >= low - 1e-12).all()
-        with_better_differences(bounds, 2, 0.1)
+        tighter = with_better_differences(bounds, 2, 0.1)
+        assert (tighter.lower(softmax, C) >= low - 1e-12).all()
         p = graph.nodes[softmax].operator.value(x)
         assert (better <= (C * p).flatten(2).sum(-1)).all()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from flint import arb, ctx
 
-from softhull.graph.curves import ULPS
+from softhull.graph.curves import OPERATIONS
 
 # Half of what is charged: the other half pays for the operations around a function.
-ALLOWED = ULPS // 2
+ALLOWED = OPERATIONS // 2
 
 Exact = Callable[[arb], arb]
 FUNCTIONS: dict[str, tuple[Exact, float, float]] = {

@@ -165,7 +165,7 @@ def test_a_record_says_where_second_order_did_not_apply(monkeypatch):
     def refuse(bounds):
         raise NoAffineForms("too many inputs")
 
-    monkeypatch.setattr("softhull.verify.walks.SecondOrderBounds", refuse)
+    monkeypatch.setattr("softhull.verify.walks.SecondOrderBounds.of", refuse)
     rng = np.random.default_rng(15)
     graph, (x, label) = attention(rng), instances(rng)
     asked = (graph, x, label, Perturbation(0.05), "nll")

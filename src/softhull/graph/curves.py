@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from .operator import Elementwise, Interval, Lines
+from .rounding import ulps, underflow
 
 Segment = tuple[Tensor, Tensor]
 
-# Twice the units in the last place that a library function, the few operations around it, or an offset may be off.
-ULPS = 8
+# What a library function, accurate to a few units, the few operations around it, or an offset may take.
+OPERATIONS = 8
 
 
 class Curve(Elementwise):
@@ -45,8 +46,7 @@ class Curve(Elementwise):
 
     def rounding(self, x: Tensor, y: Tensor) -> Tensor:
         """More than the error of ``y`` as the computed value at ``x``."""
-        limits = torch.finfo(y.dtype)
-        return ULPS * limits.eps * y.abs() + limits.tiny * (1 + x.abs())
+        return ulps(OPERATIONS, y.dtype) * y.abs() + underflow(y.dtype) * (1 + x.abs())
 
     def steepness(self, x: Tensor, slope: Tensor) -> Tensor:
         """The sum of the absolute values of the terms that make the derivative at ``x``."""
@@ -151,15 +151,15 @@ def _line_below(curve: Curve, sign: int, lower: Tensor, upper: Tensor, free: Ten
     point = torch.where(steep, lower, point)
     slope = torch.where(tangent, sign * curve.derivative(point), sign * _chord(curve, lower, upper))
 
-    eps = torch.finfo(slope.dtype).eps
+    once = ulps(OPERATIONS, slope.dtype)
 
     def offset_at(x: Tensor) -> Tensor:
         y, rise = curve.value(x), slope * x
-        return sign * y - rise - curve.rounding(x, y) - ULPS * eps * (y.abs() + rise.abs())
+        return sign * y - rise - curve.rounding(x, y) - once * (y.abs() + rise.abs())
 
     offset = torch.minimum(torch.minimum(offset_at(lower), offset_at(upper)), offset_at(point))
     with torch.no_grad():
-        offset = offset - ULPS * eps * curve.steepness(point, slope) * (upper - lower)
+        offset = offset - once * curve.steepness(point, slope) * (upper - lower)
     # An end where the curve overflows leaves no line of finite slope: fall back to a constant.
     finite = slope.isfinite() & offset.isfinite()
     least, most = curve.interval((lower, upper))

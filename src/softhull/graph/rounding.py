@@ -22,6 +22,17 @@ def share(operations: int, dtype: torch.dtype) -> float:
     return cost if cost < 0.01 else math.inf
 
 
+def ulps(operations: int, dtype: torch.dtype) -> float:
+    """What a few operations, counted at the call, cost relative to the largest number among them; each counts twice."""
+    return operations * torch.finfo(dtype).eps
+
+
+def accumulated(operations: int, dtype: torch.dtype) -> float:
+    """``n u / (1 - n u)``: what n successive roundings add up to at most, and no more than that; inf: no bound."""
+    step = operations * torch.finfo(dtype).eps / 2
+    return step / (1 - step) if step < 0.5 else math.inf
+
+
 def underflow(dtype: torch.dtype) -> float:
     """What one product may lose near zero, also where subnormal numbers are flushed to zero."""
     return torch.finfo(dtype).tiny

@@ -27,7 +27,7 @@ class Knowledge:
 
     def __init__(self, structure: Structure, facts: Facts | None = None) -> None:
         self._structure = structure
-        self._facts: Facts = facts or {}
+        self._facts: Facts = {kind: dict(known) for kind, known in (facts or {}).items()}
 
     def find(self, kind: str, index: int, prove: Callable[[], T]) -> T:
         """A fact about a node, proved when it is first asked for."""

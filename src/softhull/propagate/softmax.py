@@ -20,7 +20,7 @@ from ..bounds.softmax import softmax_bounds, softmax_planes
 from ..bounds.table import find_bound
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.softmax import Softmax
-from ..graph.rounding import outward
+from ..graph.rounding import outward, ulps
 from .free import Free
 from .rules import Backs, step, tightest
 from .structure import pieces, positions
@@ -176,7 +176,7 @@ def _scores(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval 
         return lower, upper, None
     # Rounding of later subtractions must not make the box and its differences contradict each other.
     low, high = _unmasked(lower, upper)
-    slack = 8 * torch.finfo(lower.dtype).eps * (low.abs() + high.abs()).amax(-1)[..., None, None]
+    slack = ulps(8, lower.dtype) * (low.abs() + high.abs()).amax(-1)[..., None, None]
     least = torch.minimum(found[0], high[..., :, None] - low[..., None, :]) - slack
     most = torch.maximum(found[1], low[..., :, None] - high[..., None, :]) + slack
     least, most = torch.minimum(least, most), torch.maximum(least, most)

@@ -35,7 +35,7 @@ def margins(graph: Graph, x: Tensor, label: Tensor, radii: Tensor) -> dict[str, 
         rows = unsafe.rows.reshape(*unsafe.offsets.shape, *graph.output_shape)
         last = len(graph.nodes) - 1
         linear = LinearBounds(graph, region, Linear(optimize=0)).lower(last, rows, contract=True)
-        second = SecondOrderBounds(LinearBounds(graph, region, SecondOrder().linear))
+        second = SecondOrderBounds.of(LinearBounds(graph, region, SecondOrder().linear))
         least, row = linear.min(0)  # the rival that is hardest to exclude, by linear bounds
         never, instance = linear.new_full((count,), math.inf), torch.arange(count)
         found = {"linear": least}

@@ -83,7 +83,7 @@ class Descent:
 
     def __init__(self, method: Dual, whole: Lagrangian, flat: Tensor, points: list[Tensor]) -> None:
         self.method, self.whole, self.flat, self.points = method, whole, flat, points
-        self.unit = whole.units()
+        self.unit = whole.ulps()
         self.best = flat.new_full((flat.shape[0],), torch.inf)
         self.best_flat = flat.clone()
         self.best_points = [point.clone() for point in points]

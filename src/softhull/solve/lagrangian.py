@@ -114,7 +114,7 @@ class Lagrangian:
             )
         return self.flat(parts, torch.zeros_like(self.cuts.threshold))
 
-    def units(self) -> Tensor:
+    def ulps(self) -> Tensor:
         """Step sizes ``[B, D]`` of the parameters: the simplex multiplier moves all outputs of a network at once."""
         parts = self.views(torch.ones_like(self.start()))
         reach = (self.coefficients.amax(1) - self.coefficients.amin(1))[:, None]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..graph.operator import Elementwise, Interval, Lines
-from ..graph.rounding import largest, share, underflow
+from ..graph.rounding import largest, share, ulps, underflow
 from ..propagate.perturbation import Region
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim, Step, Walk
@@ -198,7 +198,7 @@ class Walks:
         high[..., pairs] = torch.minimum(high[..., pairs], best)
         low, high = torch.minimum(-high.mT, high), torch.maximum(-high.mT, high)
         if not self.outward:  # rounding must not make them contradict each other or the intervals
-            slack = 64 * torch.finfo(high.dtype).eps * largest(lower, upper).amax(-1)[..., None, None]
+            slack = ulps(64, high.dtype) * largest(lower, upper).amax(-1)[..., None, None]
             low, high = low - slack, high + slack
         low[..., ~pairs], high[..., ~pairs] = 0, 0
         return low, high

@@ -182,7 +182,7 @@ class _Work:
         left = self._open_instances()
         for part in pieces(left, instances_together(bounds)):
             try:
-                second = SecondOrderBounds(bounds.take(part))
+                second = SecondOrderBounds.of(bounds.take(part))
             except (NoAffineForms, DomainError, torch.linalg.LinAlgError) as problem:
                 self.note(part.tolist(), f"linear bounds only: {' '.join(str(problem).split())}")
                 continue

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from ..graph.rounding import share
+from ..graph.rounding import share, ulps
 
 # Units in the last place that a logarithm may be off.
 LOGARITHM = 4
@@ -94,7 +94,7 @@ class NegativeLogLikelihood(Score):
 
     def from_badness(self, badness: Tensor) -> Tensor:
         found = -(-badness).clamp(min=0).log()
-        return found + LOGARITHM * torch.finfo(found.dtype).eps * found.abs()
+        return found + ulps(LOGARITHM, found.dtype) * found.abs()
 
 
 @dataclass(frozen=True)

@@ -210,10 +210,10 @@ class SecondOrderWalks(Walks):
 def _second_order(whole: Ensemble, shared: LinearBounds, member: Ensemble) -> SecondOrderBounds:
     """Second order for one network of an ensemble; where it is the only one, its bounds are those of the whole."""
     if not whole.members:
-        return SecondOrderBounds(shared)
+        return SecondOrderBounds.of(shared)
     bounds = LinearBounds(member.graph, shared.region, shared.method, member.structure, MEMORY, shared.deadline)
     bounds.prepare(len(member.graph.nodes) - 1)
-    return SecondOrderBounds(bounds)
+    return SecondOrderBounds.of(bounds)
 
 
 def _differences(second: SecondOrderBounds, logits: int, known: Interval, pairs: Tensor, steps: int) -> Interval:

@@ -82,8 +82,8 @@ def assert_claims_hold(graph, region, seed, memory=None):
     """Every claim at sampled points, corners, minimisers and attacked points; returns how many specifications."""
     generator = torch.Generator().manual_seed(seed)
     B = region.size
-    second = SecondOrderBounds(LinearBounds(graph, region, SecondOrder().linear), memory)
-    ranges = WatchedForms(LinearBounds(graph, region, SecondOrder().linear), memory).ranges
+    second = SecondOrderBounds.of(LinearBounds(graph, region, SecondOrder().linear), memory)
+    ranges = WatchedForms(LinearBounds(graph, region, SecondOrder().linear), memory).build().ranges
     S = 3
     C = torch.randn((S, B, *graph.output_shape), generator=generator, dtype=region.lower.dtype)
     row, instance = (t.flatten() for t in torch.meshgrid(torch.arange(S), torch.arange(B), indexing="ij"))

@@ -36,7 +36,7 @@ def _case(seed, depth=3, **settings):
 
 
 def _forms(graph, region, memory=None):
-    return WatchedForms(LinearBounds(graph, region, SecondOrder().linear), memory)
+    return WatchedForms(LinearBounds(graph, region, SecondOrder().linear), memory).build()
 
 
 def test_merged_noise_reaches_what_it_stands_for():
@@ -105,13 +105,13 @@ def test_each_measure_is_taken(measure, depth, skip, share):
 def test_what_does_not_fit_at_all_is_refused():
     graph, region = _case(0)
     with pytest.raises(NoAffineForms, match="affine forms of the input take"):
-        SecondOrderBounds(LinearBounds(graph, region, SecondOrder().linear), memory=8)
+        SecondOrderBounds.of(LinearBounds(graph, region, SecondOrder().linear), memory=8)
 
 
 def test_memory_of_linear_bounds_is_what_forms_go_by():
     graph, region = _case(1)
     small = LinearBounds(graph, region, SecondOrder().linear, memory=4096)
-    assert SecondOrderBounds(small).forms.held() <= 32 * 4096
+    assert SecondOrderBounds.of(small).forms.held() <= 32 * 4096
 
 
 def test_records_say_what_could_not_be_used():

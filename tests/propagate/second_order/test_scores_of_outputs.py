@@ -42,7 +42,7 @@ def assert_below(low, rows, node, graph, region, seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_second_order_bounds_logits_and_probabilities_of_one_graph(seed, norm):
     ensemble, region = case(seed, norm)
-    second = SecondOrderBounds(LinearBounds(ensemble.graph, region, SecondOrder().linear))
+    second = SecondOrderBounds.of(LinearBounds(ensemble.graph, region, SecondOrder().linear))
     rows = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     never = torch.full((2,), torch.inf, dtype=torch.float64)
     for node in (*ensemble.logits, *ensemble.softmaxes):
@@ -62,7 +62,7 @@ def test_quadratics_of_networks_that_share_their_input_add_up(seed, norm):
     assert len(graphs) > 1
     x = torch.from_numpy(rng.uniform(0, 1, size=(2, *size)))
     region = Perturbation(10 ** rng.uniform(-2.5, -1), norm).around(x)
-    seconds = [SecondOrderBounds(LinearBounds(graph, region, SecondOrder().linear)) for graph in graphs]
+    seconds = [SecondOrderBounds.of(LinearBounds(graph, region, SecondOrder().linear)) for graph in graphs]
     rows = torch.from_numpy(rng.normal(size=(2, *graphs[0].output_shape)))
     never, both, noise = torch.full((2,), torch.inf, dtype=torch.float64), torch.arange(2), seconds[0].forms.noise
     parts = [second.quadratic(rows, both) for second in seconds]

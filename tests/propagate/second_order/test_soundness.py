@@ -60,7 +60,7 @@ def test_a_point_is_bounded_by_its_own_value():
     rng = np.random.default_rng(3)
     graph = random_attention(rng)
     x = torch.from_numpy(rng.uniform(0, 1, size=(2, *graph.input_shape)))
-    second = SecondOrderBounds(LinearBounds(graph, Perturbation(0.0).around(x), SecondOrder().linear))
+    second = SecondOrderBounds.of(LinearBounds(graph, Perturbation(0.0).around(x), SecondOrder().linear))
     rows = torch.eye(3, dtype=x.dtype)[:2].reshape(2, *graph.output_shape)
     target = torch.full((2,), math.inf, dtype=x.dtype)
     low = second.lower(rows, torch.arange(2), 6, target)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operator import Elementwise, Interval, Lines
-from ..rounding import is_rounded, outward
+from ..rounding import is_rounded, outward, ulps, underflow
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def _line_below_clip(lower: Tensor, upper: Tensor, least: float, most: float, sh
     steepest = torch.where(ahead, (end - start) / run, torch.zeros_like(run)).clamp(0, 1)
     # With the kink outside the interval the chord is best; flatter lines serve only left of the kink.
     slope = torch.where(lower < least, steepest * share, steepest)
-    rounding = 8 * torch.finfo(lower.dtype).eps
-    tiny = torch.finfo(lower.dtype).tiny
+    rounding = ulps(8, lower.dtype)  # a product, a difference, the ends of the function, the shift
+    tiny = underflow(lower.dtype)
     at_pivot = start - slope * pivot - rounding * (start.abs() + (slope * pivot).abs()) - tiny
     at_end = end - slope * upper - rounding * (end.abs() + (slope * upper).abs()) - tiny
     offset = torch.where(ahead, torch.minimum(at_pivot, at_end), at_pivot)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operator import Elementwise, Interval, Lines
-from ..rounding import is_rounded, outward
+from ..rounding import is_rounded, outward, ulps, underflow
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,10 @@ def _kinked_lines(lower: Tensor, upper: Tensor, left: float, free: Tensor) -> Li
     fixed = torch.where(above, one, one * left)
     support = torch.where(crossing, (left + (1 - left) * free[0]).clamp(min(left, 1.0), max(left, 1.0)), fixed)
     chord = torch.where(crossing, (upper - left * lower) / torch.where(crossing, upper - lower, one), fixed)
-    limits = torch.finfo(lower.dtype)
     side = 1 if left <= 1 else -1
-    rounding = side * 8 * limits.eps
+    rounding = side * ulps(8, lower.dtype)  # a product, a difference, the slope of the function, the shift
     at_upper = upper - chord * upper + rounding * (upper.abs() + (chord * upper).abs())
     at_lower = left * lower - chord * lower + rounding * ((left * lower).abs() + (chord * lower).abs())
     offset = torch.maximum(at_lower, at_upper) if side > 0 else torch.minimum(at_lower, at_upper)
-    drift = side * limits.eps * abs(left) * lower.clamp(max=0) if is_rounded(left, lower.dtype) else zero
-    return Lines(support, drift, chord, torch.where(crossing, offset + side * limits.tiny, zero) - drift)
+    drift = side * ulps(1, lower.dtype) * abs(left) * lower.clamp(max=0) if is_rounded(left, lower.dtype) else zero
+    return Lines(support, drift, chord, torch.where(crossing, offset + side * underflow(lower.dtype), zero) - drift)

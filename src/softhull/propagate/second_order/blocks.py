@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ...graph.rounding import accumulated, ulps, underflow
 from .affine_form import Basis
-from .dual import Problem, Solved, rounding
+from .dual import Problem, Solved
 from .quadratic import dual_value
 
 _ITERATIONS = 20  # of conjugate gradients; what they leave is charged
@@ -70,9 +71,10 @@ class BlockQuadratic(Problem):
             strength = torch.zeros_like(d[:, 0])
             for basis, C in self.blocks:
                 strength = strength + _strength(basis, C, d)
-            self._weights = d, strength * (1 + rounding(d, len(self.blocks) + 2))
+            self._weights = d, strength * (1 + accumulated(len(self.blocks) + 2, d.dtype))
         w, strength = self._weights
-        return (d - strength[:, None] * w * (1 + 4 * torch.finfo(d.dtype).eps)) * (1 - 4 * torch.finfo(d.dtype).eps)
+        once = ulps(4, d.dtype)  # two products, one difference, and this factor
+        return (d - strength[:, None] * w * (1 + once)) * (1 - once)
 
     def solve(self, d: Tensor) -> Solved:
         floor = self._floor(d)
@@ -107,8 +109,8 @@ class BlockQuadratic(Problem):
             return linear.new_full(linear.shape[:1], -math.inf)
         y = self._inverse_times_linear(d)
         residual = linear - d * y - self.times(y)
-        error = rounding(linear, self.operations + 4) * (linear.abs() + d * y.abs() + self._sizes(y.abs()))
-        error = error + torch.finfo(linear.dtype).tiny
+        error = accumulated(self.operations + 4, linear.dtype) * (linear.abs() + d * y.abs() + self._sizes(y.abs()))
+        error = error + underflow(linear.dtype)
         value = dual_value(linear, d, y, residual, error, floor, self.ball)
         return torch.where(usable, value, torch.full_like(value, -math.inf))
 
@@ -131,12 +133,12 @@ def _strength(basis: Basis, C: Tensor, w: Tensor) -> Tensor:
     W = U @ U.mT
     trace = W.diagonal(dim1=-2, dim2=-1).sum(-1)
     # More than the rounding of W and of its factorisation.
-    lift = rounding(C, 4 * (n + r) + 16) * trace + torch.finfo(C.dtype).tiny
+    lift = accumulated(4 * (n + r) + 16, C.dtype) * trace + underflow(C.dtype)
     L, info = torch.linalg.cholesky_ex(W + (2 * lift)[:, None, None] * eye)
     K = L.mT @ (C @ L)
     K = (K + K.mT) / 2
-    length = K.norm(dim=(-2, -1)) * (1 + rounding(C, r * r + 4))
-    once = 2 * rounding(C, 2 * r + 16)
+    length = K.norm(dim=(-2, -1)) * (1 + accumulated(r * r + 4, C.dtype))
+    once = 2 * accumulated(2 * r + 16, C.dtype)
     # Rounding of the two products behind K; its factorisation adds its trace, and that of what is added to it.
     size = math.sqrt(r) * length + 2 * L.norm(dim=(-2, -1)).square() * C.norm(dim=(-2, -1))
     usable = (info == 0) & size.isfinite()

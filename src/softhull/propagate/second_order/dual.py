@@ -17,6 +17,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from ...graph.rounding import accumulated, underflow
+
 # Multipliers start at this share of the row sums of |B|, which is nearly always enough (and 1 always is).
 _FIRST_SHARE = 0.15
 
@@ -64,16 +66,16 @@ class Problem(ABC):
         diagonal, linear = self.diagonal(), self.linear.abs()
         sums = self.row_sums()
         rows = sums - diagonal.abs() + (-diagonal).clamp(min=0)
-        rows = rows + 4 * rounding(sums, self.operations) * sums
+        rows = rows + 4 * accumulated(self.operations, sums.dtype) * sums
         ends, half = linear.sum(-1), linear / 2
         if self.ball is not None and bool(self.ball.any()):
             length = linear[..., self.ball].norm(dim=-1)
             ends = length + linear[..., ~self.ball].sum(-1)
             half = torch.where(self.ball, length[..., None] / 2, half)
         # Half of the smallest number is zero, but multipliers must not be where there is anything to multiply.
-        least = torch.finfo(linear.dtype).tiny * (half + linear > 0).to(linear)
+        least = underflow(linear.dtype) * (half + linear > 0).to(linear)
         value = -(ends + rows.sum(-1))
-        value = value - 2 * rounding(value, linear.shape[-1] + 4) * value.abs() - 2 * least.sum(-1)
+        value = value - 2 * accumulated(linear.shape[-1] + 4, value.dtype) * value.abs() - 2 * least.sum(-1)
         sound = value.isfinite()
         value = torch.where(sound, value, torch.full_like(value, -math.inf))
         return value, torch.where(sound[..., None], rows + half + least, torch.full_like(linear, math.inf))
@@ -210,9 +212,3 @@ def vertex_minimiser(problem: Problem, rounds: int = 4) -> tuple[Tensor, Tensor]
         best, best_Be = (torch.where(better[:, None], new, old) for new, old in ((e, best), (Be, best_Be)))
         best_value = torch.where(better, value, best_value)
     return best, best_Be
-
-
-def rounding(like: Tensor, n: int) -> float:
-    """``n u / (1 - n u)``: what n roundings can add up to."""
-    step = n * torch.finfo(like.dtype).eps / 2
-    return step / (1 - step) if step < 0.5 else math.inf

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Elementwise
+from ...graph.rounding import ulps
 
 
 def parallel_band(operator: Elementwise, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,5 +37,6 @@ def parallel_band(operator: Elementwise, lower: Tensor, upper: Tensor) -> tuple[
     rate, middle, radius = best
     size = (rate * lower).abs() + (rate * upper).abs() + middle.abs()
     exact = (radius == 0) & (middle == 0)  # the identity, zero: nothing was rounded
-    radius = torch.where(exact, radius, radius.clamp(min=0) + 4 * torch.finfo(lower.dtype).eps * size)
+    # Both ends of the band are a product and a sum, the middle and the radius one more of each.
+    radius = torch.where(exact, radius, radius.clamp(min=0) + ulps(4, lower.dtype) * size)
     return rate, middle, radius

@@ -11,29 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from ...errors import SofthullError
 from ...graph.graph import Graph
-from ...graph.operator import Affine, Bilinear, Elementwise, Interval
+from ...graph.operator import Bilinear, Elementwise, Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share
 from ..crown import LinearBounds, reorder
 from .affine_form import AffineForm, Basis, input_form
-from .elementwise import parallel_band
-from .probabilities import affine_probabilities, tangent_directions
 from .remainders import Gauge
+from .rules import NoAffineForms as NoAffineForms
+from .rules import affine_form
 from .scores import ProductScores, ScoreRows
 
 # Affine forms may take this many times what one coefficient tensor of the linear bounds may.
 TENSORS = 32
-
-
-class NoAffineForms(SofthullError):
-    """Second order says nothing about a network or region; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,8 @@ class Forms:
     """The affine forms that the products of a graph need, over the region of ``bounds``.
 
     ``factors`` are the factors of the products (of all of them, if ``memory`` bytes suffice), ``bases`` the bases they
-    are written in, by number, over ``noise_count`` noise numbers. Score differences found on the way are handed to
-    ``bounds``, whose planes then are at least as good.
+    are written in, by number, over ``noise_count`` noise numbers. ``bounds`` know the score differences found on the
+    way, so that their planes are at least as good as before.
     """
 
     def __init__(self, bounds: LinearBounds, memory: int | None = None) -> None:
@@ -83,6 +79,10 @@ class Forms:
         self._forms: dict[int, AffineForm] = {-1: form}
         self._gauge: Gauge | None = None
         self._metric: Tensor | None = None
+
+    def build(self) -> Self:
+        """All forms that are needed, first to last; at the end the bounds know better differences."""
+        bounds = self.bounds
         needed = needed_forms(self.graph)
         last_use = last_uses(self.graph, needed)
         products = [i for i, node in enumerate(self.graph.nodes) if isinstance(node.operator, Bilinear)]
@@ -99,6 +99,7 @@ class Forms:
             self._forms = {i: form for i, form in self._forms.items() if last_use[i] > index}
             self._fit()
         self._renumber()
+        return self
 
     @property
     def basis(self) -> Basis:
@@ -111,7 +112,7 @@ class Forms:
     def interval(self, index: int) -> Interval:
         """The range of the form of a node at hand."""
         form = self._forms[index]
-        radius = self._radius(form) + share(4, form.centre.dtype) * form.centre.abs().nan_to_num(posinf=0.0)
+        radius = self.radius(form) + share(4, form.centre.dtype) * form.centre.abs().nan_to_num(posinf=0.0)
         return form.centre - radius, form.centre + radius
 
     # What is held
@@ -201,12 +202,12 @@ class Forms:
         }
         self.noise_count = len(used)
 
-    def _radius(self, form: AffineForm) -> Tensor:
+    def radius(self, form: AffineForm) -> Tensor:
         """How far an entry may be from its centre."""
         radius = self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape)
-        return radius + form.error + self._share(form.slope.shape[1]) * form.spread(self.basis)
+        return radius + form.error + self.share(form.slope.shape[1]) * form.spread(self.basis)
 
-    def _share(self, operations: int) -> float:
+    def share(self, operations: int) -> float:
         return share(operations, self.basis.map.dtype)
 
     def _collect(self, index: int) -> None:
@@ -230,37 +231,15 @@ class Forms:
 
     def rule(self, index: int) -> AffineForm:
         """The form of a node from those of its inputs, which are at hand."""
-        node = self.graph.nodes[index]
-        operator = node.operator
-        if isinstance(operator, Affine):
-            return self._affine(operator, [self._forms[i] for i in node.inputs])
-        if isinstance(operator, Elementwise):
-            return self._elementwise(index)
-        if isinstance(operator, Bilinear):
-            return self._product(index)
-        if isinstance(operator, Softmax):
-            return self._softmax(index)
-        raise NoAffineForms(f"no affine form for {operator.name} at {node.label}")
+        return affine_form(self.graph.nodes[index].operator, self, index)
 
-    def _affine(self, operator: Affine, inputs: list[AffineForm]) -> AffineForm:
-        r = max(form.slope.shape[1] for form in inputs)
-        slopes = [form.padded(r) for form in inputs]
-        B = max(slope.shape[0] for slope in slopes)
-        flat = [slope.expand(B, *slope.shape[1:]).flatten(0, 1) for slope in slopes]
-        at_zero = operator.value(*(torch.zeros_like(part[:1]) for part in flat))
-        # Entries masked by a constant of -inf do not move.
-        slope = torch.where(at_zero.isfinite(), operator.value(*flat) - at_zero, 0.0)
-        centre = operator.value(*(form.centre for form in inputs))
-        constant = operator.magnitude(*(torch.zeros_like(form.error) for form in inputs))
-        error = operator.magnitude(*(form.error for form in inputs)) - constant
-        if terms := operator.terms(*(tuple(form.centre.shape[1:]) for form in inputs)):
-            sizes = operator.magnitude(*(form.size(self.basis) for form in inputs))
-            # The constant was subtracted from the slope of every basis entry.
-            often = self.basis.reach.sum(-1).reshape(-1, *[1] * (centre.ndim - 1))
-            error = error * (1 + self._share(terms)) + self._share(terms + 2) * (sizes + 2 * often * constant)
-        return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
+    def know_differences(self, index: int, rows: ScoreRows) -> None:
+        """The rows of one softmax; planes and probabilities of the linear bounds may use their differences."""
+        self.scores[index] = rows
+        knowledge = self.bounds.knowledge.with_differences(index, rows.differences, renew=False)
+        self.bounds = self.bounds.knowing(knowledge)
 
-    def _with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
+    def with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
         """A form plus, for every entry with a positive radius, one fresh noise number, which takes the error in."""
         noisy = radius > 0
         radius, error = torch.where(noisy, radius + error, 0.0), torch.where(noisy, 0.0, error)
@@ -302,7 +281,7 @@ class Forms:
             i: AffineForm(
                 form.centre,
                 part.reshape(B, count, *form.centre.shape[1:]),
-                form.error + self._share(form.slope.shape[1] + 1) * form.spread(self.basis),
+                form.error + self.share(form.slope.shape[1] + 1) * form.spread(self.basis),
             )
             for i, form, part in zip(nodes, forms, slopes)
         }
@@ -317,133 +296,6 @@ class Forms:
             self._gauge = Gauge(self.basis, self.noise)
             self._metric = self._gauge.gram
         return self._gauge
-
-    def _elementwise(self, index: int) -> AffineForm:
-        node = self.graph.nodes[index]
-        assert isinstance(node.operator, Elementwise)
-        form = self._forms[node.inputs[0]]
-        lower, upper = self.bounds.interval(node.inputs[0], node.operator)
-        least, most = self.interval(node.inputs[0])
-        lower, upper = torch.maximum(lower, least), torch.minimum(upper, most)
-        rate, middle, radius = parallel_band(node.operator, torch.minimum(lower, upper), torch.maximum(lower, upper))
-        exact = ((rate == 0) | (rate == 1)) & (middle == 0)
-        rounded = self._share(3) * (rate.abs() * form.size(self.basis) + middle.abs())
-        error = rate.abs() * form.error + torch.where(exact, 0.0, rounded)
-        return self._with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius, error)
-
-    def _product(self, index: int) -> AffineForm:
-        """The tangent of the product at the centres, and its remainder as noise."""
-        node = self.graph.nodes[index]
-        operator = node.operator
-        assert isinstance(operator, Bilinear)
-        x, y = (self._summing_to_one(i) for i in node.inputs)
-        r = self.basis.size
-        slopes = [form.padded(r) for form in (x, y)]
-        B = x.centre.shape[0]
-
-        def times(a: Tensor, b: Tensor) -> Tensor:
-            flat = [t.expand(B, r, *t.shape[2:]).flatten(0, 1) for t in (a, b)]
-            return operator.value(*flat).unflatten(0, (B, r))
-
-        slope = times(slopes[0], y.centre[:, None]) + times(x.centre[:, None], slopes[1])
-        radius = operator.value(self._radius(x), self._radius(y))
-        low, high = -radius, radius
-        if isinstance(operator, MatMul) and operator.left[:-2] == operator.right[:-2] and operator.left[-1] <= 64:
-            least, most = self._remainders(*slopes)
-            low, high = torch.maximum(low, least.reshape(low.shape)), torch.minimum(high, most.reshape(high.shape))
-        centre = operator.value(x.centre, y.centre) + (low + high) / 2
-        sizes = [form.size(self.basis) for form in (x, y)]
-        error = 4 * self._share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
-        error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
-        return self._with_noise(centre, slope, (high - low) / 2 + error, torch.zeros_like(error))
-
-    def _remainders(self, x: Tensor, y: Tensor) -> Interval:
-        """Ranges ``[B, groups, I, J]`` of ``sum_m dx_im dy_mj``."""
-        left = x.movedim(1, -1).reshape(x.shape[0], -1, *x.shape[-2:], x.shape[1])  # [B, g, I, m, r]
-        right = y.mT.movedim(1, -1).reshape(y.shape[0], -1, y.shape[-1], y.shape[-2], y.shape[1])  # [B, g, J, m, r]
-        gauge = self.gauge
-        own, other = gauge.inner(left, left), gauge.inner(right, right)
-        found = []
-        for i in range(left.shape[2]):
-            cross = gauge.inner(left[:, :, i : i + 1], right)
-            found.append(gauge.between(own[:, :, i : i + 1].expand(cross.shape), cross, other.expand(cross.shape)))
-        return torch.stack([low for low, _ in found], 2), torch.stack([high for _, high in found], 2)
-
-    def _summing_to_one(self, index: int) -> AffineForm:
-        """A form of probabilities whose rows sum to one exactly: the one with the largest error gives way."""
-        form = self._forms[index]
-        source = self.bounds.structure.source(index)
-        if source < 0 or source not in self.errors:
-            return form
-        operator = self.graph.nodes[source].operator
-        assert isinstance(operator, Softmax)
-        order = self.bounds.structure.order(index).to(form.centre.device)
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        shape = self.graph.nodes[source].shape
-        axis = operator.axis - len(shape)
-
-        def rows(t: Tensor) -> Tensor:
-            return t.flatten(-len(self.graph.shape_of(index)))[..., back].unflatten(-1, shape).movedim(axis, -1)
-
-        def restored(t: Tensor) -> Tensor:
-            return t.movedim(-1, axis).flatten(-len(shape))[..., order].unflatten(-1, self.graph.shape_of(index))
-
-        centre, slope = rows(form.centre), rows(form.slope)
-        loosest = self.errors[source].movedim(axis, -1).argmax(-1, keepdim=True)
-        chosen = torch.zeros_like(centre, dtype=torch.bool).scatter(-1, loosest, True)
-        centre = torch.where(chosen, 1 - centre.masked_fill(chosen, 0.0).sum(-1, keepdim=True), centre)
-        chosen = chosen[:, None]
-        slope = torch.where(chosen, -slope.masked_fill(chosen, 0.0).sum(-1, keepdim=True), slope)
-        total = rows(form.error + self._share(centre.shape[-1]) * form.size(self.basis)).sum(-1, keepdim=True)
-        error = torch.where(chosen[:, 0], total, rows(form.error))
-        return AffineForm(restored(centre), restored(slope), restored(error))
-
-    def _softmax(self, index: int) -> AffineForm:
-        node = self.graph.nodes[index]
-        assert isinstance(node.operator, Softmax)
-        axis = node.operator.axis
-        scores = ProductScores.of(self, index)
-        lower, upper = self.bounds.interval(node.inputs[0])
-        if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[axis] == 1:
-            return self._constant_rows(index)
-        rows = self.scores[index] = scores.rows(self.bounds.differences(index))
-        # Planes and probabilities of the linear bounds may use better differences.
-        self.bounds = self.bounds.knowing(self.bounds.knowledge.with_differences(index, rows.differences, renew=False))
-        directions = tangent_directions(scores.at)
-        affine = affine_probabilities(scores.at, rows.differences, directions, scores.reach)
-        slope, (low, high) = scores.combined(affine.slope)
-        return self._rows_to_form(index, affine.value + (low + high) / 2, slope, affine.error + (high - low) / 2)
-
-    def _rows_to_form(self, index: int, value: Tensor, slope: Tensor, error: Tensor) -> AffineForm:
-        """``slope [B, rows, K, r]``; where a constant is closer than the affine function, the constant."""
-        node = self.graph.nodes[index]
-        assert isinstance(node.operator, Softmax)
-        axis = node.operator.axis
-        moved = [s for i, s in enumerate(node.shape) if i != axis] + [node.shape[axis]]
-        lower, upper = (end.movedim(axis + 1, -1).reshape(error.shape) for end in self.bounds.interval(index))
-        flat = ~(error < (upper - lower) / 2)
-        value = torch.where(flat, lower + (upper - lower) / 2, value)
-        error = torch.where(flat, (upper - lower) / 2 + 4 * torch.finfo(lower.dtype).eps, error)
-        slope = torch.where(flat[..., None], 0.0, slope)
-
-        def back(t: Tensor) -> Tensor:
-            return t.reshape(*t.shape[:-2], *moved).movedim(-1, axis - len(node.shape))
-
-        self.errors[index] = back(error)
-        return self._with_noise(
-            back(value), back(slope.movedim(-1, 1)), self.errors[index], torch.zeros_like(self.errors[index])
-        )
-
-    def _constant_rows(self, index: int) -> AffineForm:
-        node = self.graph.nodes[index]
-        assert isinstance(node.operator, Softmax)
-        lower, upper = self.bounds.interval(index)
-        slope = lower.new_zeros(1, self.basis.size, *node.shape)
-        radius = (upper - lower) / 2
-        self.errors[index] = radius
-        radius = radius + 4 * torch.finfo(radius.dtype).eps
-        return self._with_noise(lower + radius, slope, radius, torch.zeros_like(radius))
 
 
 def needed_forms(graph: Graph) -> set[int]:

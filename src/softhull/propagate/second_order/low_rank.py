@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .dual import Problem, Solved, rounding
+from ...graph.rounding import accumulated, underflow
+from .dual import Problem, Solved
 from .quadratic import dual_value
 
 
@@ -49,7 +50,7 @@ class LowRankQuadratic(Problem):
         U = U * d.rsqrt()[:, None]
         W = U @ U.mT
         trace = W.diagonal(dim1=-2, dim2=-1).sum(-1)
-        lift = rounding(C, 4 * (n + r) + 16) * trace + torch.finfo(C.dtype).tiny
+        lift = accumulated(4 * (n + r) + 16, C.dtype) * trace + underflow(C.dtype)
         L, info = torch.linalg.cholesky_ex(W + (2 * lift)[:, None, None] * eye)
         L = torch.where((info == 0)[:, None, None], L, torch.nan)
         CL = C @ L
@@ -79,15 +80,15 @@ class LowRankQuadratic(Problem):
         L, CL, K = self._congruence(d)
         # Rounding of the two products behind K, entry by entry, and of its factorisation.
         size = (L.abs().mT @ C.abs() @ L.abs()).norm(dim=(-2, -1))
-        t = 2 * rounding(linear, 2 * r + 16) * (K.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + 2 * size) + 1e-9
+        t = 2 * accumulated(2 * r + 16, linear.dtype) * (K.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + 2 * size) + 1e-9
         eye = torch.eye(r, dtype=linear.dtype, device=linear.device)
         _, info = torch.linalg.cholesky_ex(K - (2 * t)[:, None, None] * eye)
         N, _ = self._inner(CL, K)
         y = linear / d
         y = y - _times(U, N, y) / d
         residual = linear - d * y - _times(U, C, y)
-        error = rounding(linear, n + 2 * r + 8) * (linear.abs() + d * y.abs() + _times(U.abs(), C.abs(), y.abs()))
-        error = error + torch.finfo(linear.dtype).tiny
+        size = linear.abs() + d * y.abs() + _times(U.abs(), C.abs(), y.abs())
+        error = accumulated(n + 2 * r + 8, linear.dtype) * size + underflow(linear.dtype)
         value = dual_value(linear, d, y, residual, error, t[:, None] * d, self.ball)
         return torch.where(usable & (info == 0), value, torch.full_like(value, -math.inf))
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Interval
+from ...graph.rounding import ulps, underflow
 
 # Rows longer than this use only their two largest scores as references below.
 _ALL_REFERENCES = 8
 _SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0)  # from the chord to the tangent
-_ROUNDINGS = 64  # more than there are operations on the way to a value
+_OPERATIONS = 64  # more than there are on the way to a value
 _SHARES = (0.85, 1.0, 1.18)  # of the slope in s that matches the tangent
 
 
@@ -69,7 +70,7 @@ def affine_probabilities(
         below = from_below.least(rate, v)
         # value + rate * (z - v) +- error
         sizes = 1 + rate * (z_low.abs() + z_high.abs() + v.abs())
-        error = (above - below) / 2 + _ROUNDINGS * torch.finfo(p.dtype).eps * sizes
+        error = (above - below) / 2 + ulps(_OPERATIONS, p.dtype) * sizes
         better = error < best.error
         best = AffineProbabilities(
             at,
@@ -84,7 +85,7 @@ def _largest_excess(rate: Tensor, v: Tensor, low: Tensor, high: Tensor) -> Tenso
     """The maximum of ``sigmoid(z) - rate * (z - v)`` over ``[low, high]``."""
     root = (1 - 4 * rate).clamp(min=0).sqrt()
     # The right one of the two points of slope ``rate`` is the local maximum.
-    crest = torch.log((1 + root) / (1 - root).clamp(min=torch.finfo(rate.dtype).tiny)).clamp(min=low, max=high)
+    crest = torch.log((1 + root) / (1 - root).clamp(min=underflow(rate.dtype))).clamp(min=low, max=high)
     points = (low, high, crest)
     values = [torch.sigmoid(z) - rate * (z - v) for z in points]
     return torch.maximum(torch.maximum(values[0], values[1]), values[2])
@@ -123,7 +124,7 @@ class _Below:
         for part in (others_low, others_high, self.chord_at):
             sums.append(1 + (part[..., None, :].masked_fill(eye, 0.0)).sum(-1))
         self.s_low, self.s_high, self.s_at = sums
-        self.s_at = self.s_at.clamp(min=torch.finfo(at.dtype).tiny ** 0.5)
+        self.s_at = self.s_at.clamp(min=underflow(at.dtype) ** 0.5)
         self.eye = eye
 
     def least(self, rate: Tensor, v: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class _Below:
         deviation_low, deviation_high = (self.low - self.d)[..., None, :], (self.high - self.d)[..., None, :]
         slope = self.slope[..., None, :].masked_fill(self.eye, 0.0)
         for share in _SHARES:
-            gamma = (alpha * share / self.s_at).clamp(min=torch.finfo(alpha.dtype).tiny ** 0.5)
+            gamma = (alpha * share / self.s_at).clamp(min=underflow(alpha.dtype) ** 0.5)
             offset = _exact_offset(alpha, gamma, self.low, self.high, self.s_low, self.s_high)
             # p >= alpha y - gamma s + offset; what is left of its slope in d_j is paid for at its worst.
             left = alpha[..., None] * q - gamma[..., None] * slope
@@ -144,7 +145,7 @@ class _Below:
             value = alpha * self.d - gamma * self.s_at + offset + worst
             sizes = alpha * (self.low.abs() + self.high.abs()) + gamma * (self.s_at + self.s_high)
             sizes = sizes + (left.abs() * torch.maximum(deviation_low.abs(), deviation_high.abs())).sum(-1)
-            value = value - _ROUNDINGS * torch.finfo(value.dtype).eps * (1 + sizes)
+            value = value - ulps(_OPERATIONS, value.dtype) * (1 + sizes)
             value = torch.where(self.own | ~value.isfinite(), -torch.inf, value)
             best = torch.maximum(best, value.amax(-2))
         return best

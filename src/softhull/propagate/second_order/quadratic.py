@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...errors import InvalidInput
 from ...graph.broadcast import broadcast
-from .dual import Problem, Solved, bound, cost, rounding
+from ...graph.rounding import accumulated, ulps, underflow
+from .dual import Problem, Solved, bound, cost
 
 
 @dataclass(frozen=True)
@@ -98,20 +99,21 @@ class DenseQuadratic(Problem):
         With ``y`` near ``M^-1 l`` and ``r = l - M y``: ``l'M^-1 l = y.(l + r) + r'M^-1 r <= y.(l + r) + |r|^2 / c``.
         """
         linear, n = self.linear, self.linear.shape[-1]
-        tiny = torch.finfo(linear.dtype).tiny
+        tiny = underflow(linear.dtype)
         usable = d.isfinite().all(-1) & (d >= 0).all(-1)
         d = torch.where(usable[:, None], d, torch.ones_like(d))
         M = self._shifted(d)
         # The symmetric part and the diagonal are rounded once each; (n + 3) u tr(M) covers the factorisation.
         trace = M.diagonal(dim1=-2, dim2=-1).abs().sum(-1)
-        c = 2 * rounding(linear, n + 6) * trace + 4 * rounding(linear, 2) * M.norm(dim=(-2, -1)) + 64 * tiny
+        once = accumulated(2, linear.dtype) * M.norm(dim=(-2, -1))
+        c = 2 * accumulated(n + 6, linear.dtype) * trace + 4 * once + 64 * tiny
         eye = torch.eye(n, dtype=linear.dtype, device=linear.device)
         factor, info = torch.linalg.cholesky_ex(M - (2 * c)[:, None, None] * eye)
         usable = usable & (info == 0)
         y = torch.cholesky_solve(linear[..., None], factor)[..., 0]
         y = y + torch.cholesky_solve((linear - (M @ y[..., None])[..., 0])[..., None], factor)[..., 0]
         residual = linear - (M @ y[..., None])[..., 0]
-        error = rounding(linear, n + 8) * ((M.abs() @ y.abs()[..., None])[..., 0] + linear.abs()) + tiny
+        error = accumulated(n + 8, linear.dtype) * ((M.abs() @ y.abs()[..., None])[..., 0] + linear.abs()) + tiny
         value = dual_value(linear, d, y, residual, error, c[:, None].expand(linear.shape), self.ball)
         return torch.where(usable, value, torch.full_like(value, -math.inf))
 
@@ -127,8 +129,9 @@ def dual_value(
     y_size, r_size = y.abs(), residual.abs() + error
     main = (y * linear).sum(-1) + (y * residual).sum(-1)
     charge = (y_size * error).sum(-1) + (r_size.square() / floor).sum(-1)
-    charge = charge + rounding(linear, 2 * n + 6) * ((y_size * (linear.abs() + r_size)).sum(-1) + charge)
-    price = cost(d, ball) * (1 + rounding(linear, n + 4))
+    charge = charge + accumulated(2 * n + 6, linear.dtype) * ((y_size * (linear.abs() + r_size)).sum(-1) + charge)
+    price = cost(d, ball) * (1 + accumulated(n + 4, linear.dtype))
     value = -(price + (main + charge) / 4)
-    value = value - 8 * torch.finfo(linear.dtype).eps * (value.abs() + price + main.abs() + charge)
+    # Three sums, a quarter, and the shift itself.
+    value = value - ulps(8, linear.dtype) * (value.abs() + price + main.abs() + charge)
     return torch.where(value.isfinite(), value, torch.full_like(value, -math.inf))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Interval
+from ...graph.rounding import ulps, underflow
 from .affine_form import Basis, Noise
 
 
@@ -30,10 +31,10 @@ class Gauge:
         self.cost = weights.sum(-1)
         if ball is not None:
             self.cost = weights[:, ~ball].sum(-1) + weights[:, ball].amax(-1)
-        eps = torch.finfo(weights.dtype).eps
-        self.cost = self.cost * (1 + 2 * eps * weights.shape[-1])
+        r, n = mapping.shape[1:]
+        self.cost = self.cost * (1 + ulps(2 * n, weights.dtype))
         # Rounding of an inner product of slopes in this metric, in units of the product of their norms.
-        self.rounding = 4 * eps * (weights.shape[-1] + 2 * mapping.shape[1])
+        self.rounding = ulps(4 * (n + 2 * r), weights.dtype)
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """``a W b'`` for slopes ``a [B or 1, ..., p, r]`` and ``b [B or 1, ..., q, r]``."""
@@ -52,7 +53,8 @@ class Gauge:
         G = torch.where(bad[..., None, None], 0.0, (G + G.mT) / 2)
         size = G.diagonal(dim1=-2, dim2=-1).sum(-1)
         # A larger Gram matrix only widens the range; this one covers rounding and lets the factorisation succeed.
-        lift = (2 * m * self.rounding + 64 * torch.finfo(G.dtype).eps) * size + torch.finfo(G.dtype).tiny
+        # The symmetric part and the trace are a few operations more, the factorisation one of 2 m terms.
+        lift = (2 * m * self.rounding + ulps(64, G.dtype)) * size + underflow(G.dtype)
         L, info = torch.linalg.cholesky_ex(G + torch.diag_embed(lift[..., None].expand(*lift.shape, 2 * m)))
         product = L[..., :m, :].mT @ L[..., m:, :]
         failed = bad | (info != 0)

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Interval
+from ...graph.rounding import ulps
 
 # Cells along each of m axes; longer rows keep their planes.
 CELLS = {1: 192, 2: 40, 3: 16, 4: 8}
 # |d^3/dt^3 phi(y + t v)| <= this * (max A - min A) * (max v - min v)^3: a joint cumulant of A and three v, with
 # |E[A V^3]| <= (1/2)(.0567)^(1/2) and 3 |E[A V]| E[V^2] <= 3/16 for centred A, V of range one.
 _THIRD = 0.31
+# More than lead to the offset in one cell: a softmax, its two derivatives, and sums over at most 4 x 4 differences.
+_OPERATIONS = 256
 # How closely the fit follows phi near the point of interest: the share of a box's half-widths that counts most.
 _WIDTHS = (math.inf, 0.6, 0.3)
 
@@ -49,7 +52,8 @@ def fit_rows(A: Tensor, at: Tensor, lower: Tensor, upper: Tensor, apart: Interva
     axis = (2 * torch.arange(steps, dtype=at.dtype, device=at.device) + 1) / steps - 1
     unit = torch.cartesian_prod(*[axis] * m).reshape(-1, m)  # [cells, m]
     centres = middle[:, None] + unit * radius[:, None]  # [N, cells, m]
-    half = radius * (1 + 1e-9) / steps + 4 * torch.finfo(at.dtype).eps * (lower.abs() + upper.abs())
+    # A centre is two products and two sums away from the ends of the box.
+    half = radius * (1 + 1e-9) / steps + ulps(4, at.dtype) * (lower.abs() + upper.abs())
     between = centres[..., :, None] - centres[..., None, :]
     reach = (half[:, :, None] + half[:, None, :])[:, None]
     inside = ((between + reach >= apart[0][:, None]) & (between - reach <= apart[1][:, None])).flatten(2).all(-1)
@@ -149,7 +153,7 @@ def _offset(
     third = _THIRD / 6 * spread * (2 * half.amax(-1)[:, None]) ** 3
     sizes = A.abs().sum(-1)[:, None] + linear.abs() + (centres.abs() * slope[:, None].abs()).sum(-1)
     sizes = sizes + ((centres.abs() @ matrix.abs()) * centres.abs()).sum(-1) + gradient.sum(-1) + off.flatten(2).sum(-1)
-    low = rest + separate - mixed - third - 256 * torch.finfo(A.dtype).eps * (1 + sizes)
+    low = rest + separate - mixed - third - ulps(_OPERATIONS, A.dtype) * (1 + sizes)
     low = torch.where(low.isfinite(), low, -math.inf)
     least = torch.where(inside, low, math.inf).amin(-1)
     return torch.where(least.isfinite(), least, -math.inf)

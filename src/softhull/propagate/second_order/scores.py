@@ -12,7 +12,7 @@ from ...graph.graph import Graph
 from ...graph.operator import Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import share
+from ...graph.rounding import share, ulps
 
 if TYPE_CHECKING:
     from .forward import Forms
@@ -151,7 +151,8 @@ class ProductScores:
         low, high = self.remainder(c)
         radius = self._radius(c)
         apart = self.at[..., first] - self.at[..., second]
-        slack = 8 * torch.finfo(apart.dtype).eps * (self.at[..., first].abs() + self.at[..., second].abs())
+        # One difference, and three sums with it.
+        slack = ulps(8, apart.dtype) * (self.at[..., first].abs() + self.at[..., second].abs())
 
         def table(below: Tensor, above: Tensor) -> Interval:
             lower, upper = (self.at.new_zeros(*self.at.shape, K) for _ in range(2))

@@ -10,15 +10,14 @@ quadratic of the noise, exactly, and is kept. In the end
 from __future__ import annotations
 
 import math
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...graph.operator import Bilinear
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import share
+from ...graph.rounding import accumulated, share
 from .. import softmax as softmaxes
 from ..crown import LinearBounds, LinearWalk
 from ..knowledge import Knowledge
@@ -26,7 +25,7 @@ from ..structure import pieces, positions
 from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .blocks import BlockQuadratic
-from .dual import bound, maximise, rounding, vertex_minimiser
+from .dual import bound, maximise, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
@@ -66,7 +65,7 @@ class Quadratic:
             reach = basis.reach[..., None]
             lost = lost + (reach.mT @ (c.abs() @ reach))[:, 0, 0]
         operations = 4 * max(basis.size for basis in self.bases) + len(self.bases) + 4
-        return B, rounding(B, operations) * lost
+        return B, accumulated(operations, B.dtype) * lost
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """One map and one matrix for all bases."""
@@ -82,23 +81,27 @@ class Quadratic:
         return U, C
 
 
+@dataclass(frozen=True, eq=False)
 class SecondOrderBounds:
-    """Second-order lower bounds on specifications of the output over the region of ``bounds``.
+    """Second-order lower bounds on specifications of the output over the region of ``bounds``."""
 
-    ``memory`` bounds the bytes that affine forms may take; None: 32 times what ``bounds`` may use for one tensor.
-    """
+    bounds: LinearBounds
+    forms: Forms
 
-    def __init__(self, bounds: LinearBounds, memory: int | None = None) -> None:
-        self.forms = Forms(bounds, memory)
-        self.bounds = self.forms.bounds
-        for index in self.forms.errors:  # found once here, taken along by every piece of work
-            softmaxes.row_planes(self.bounds, index)
+    @staticmethod
+    def of(bounds: LinearBounds, memory: int | None = None) -> SecondOrderBounds:
+        """Affine forms over the region, in ``memory`` bytes (by default 32 times what ``bounds`` may use for a tensor).
+
+        The bounds it works with know the differences that the forms gave.
+        """
+        forms = Forms(bounds, memory).build()
+        for index in forms.errors:  # found once here, taken along by every piece of work
+            softmaxes.row_planes(forms.bounds, index)
+        return SecondOrderBounds(forms.bounds, forms)
 
     def knowing(self, knowledge: Knowledge) -> SecondOrderBounds:
         """The same with other knowledge for its linear walks."""
-        other = copy(self)
-        other.bounds = self.bounds.knowing(knowledge)
-        return other
+        return replace(self, bounds=self.bounds.knowing(knowledge))
 
     def quadratic(
         self, rows: Tensor, instances: Tensor, near: Tensor | None = None, index: int | None = None

@@ -1,0 +1,183 @@
+"""How affine forms move through one kind of operator: exactly, or with fresh noise for what is relaxed.
+
+Rules are registered by the class of the operator; an operator of one of these kinds needs none of its own.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...errors import SofthullError
+from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator
+from ...graph.ops.matmul import MatMul
+from ...graph.ops.softmax import Softmax
+from ...graph.rounding import ulps
+from .affine_form import AffineForm
+from .elementwise import parallel_band
+from .probabilities import affine_probabilities, tangent_directions
+from .scores import ProductScores
+
+if TYPE_CHECKING:
+    from .forward import Forms
+
+
+class NoAffineForms(SofthullError):
+    """Second order says nothing about a network or region; the message says why."""
+
+
+@singledispatch
+def affine_form(operator: Operator, forms: Forms, index: int) -> AffineForm:
+    """The form of a node from those of its inputs, which are at hand."""
+    raise NoAffineForms(f"no affine form for {operator.name} at {forms.graph.nodes[index].label}")
+
+
+@affine_form.register(Affine)
+def _(operator: Affine, forms: Forms, index: int) -> AffineForm:
+    inputs = [forms.form(i) for i in forms.graph.nodes[index].inputs]
+    r = max(form.slope.shape[1] for form in inputs)
+    slopes = [form.padded(r) for form in inputs]
+    B = max(slope.shape[0] for slope in slopes)
+    flat = [slope.expand(B, *slope.shape[1:]).flatten(0, 1) for slope in slopes]
+    at_zero = operator.value(*(torch.zeros_like(part[:1]) for part in flat))
+    # Entries masked by a constant of -inf do not move.
+    slope = torch.where(at_zero.isfinite(), operator.value(*flat) - at_zero, 0.0)
+    centre = operator.value(*(form.centre for form in inputs))
+    constant = operator.magnitude(*(torch.zeros_like(form.error) for form in inputs))
+    error = operator.magnitude(*(form.error for form in inputs)) - constant
+    if terms := operator.terms(*(tuple(form.centre.shape[1:]) for form in inputs)):
+        sizes = operator.magnitude(*(form.size(forms.basis) for form in inputs))
+        # The constant was subtracted from the slope of every basis entry.
+        often = forms.basis.reach.sum(-1).reshape(-1, *[1] * (centre.ndim - 1))
+        error = error * (1 + forms.share(terms)) + forms.share(terms + 2) * (sizes + 2 * often * constant)
+    return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
+
+
+@affine_form.register(Elementwise)
+def _(operator: Elementwise, forms: Forms, index: int) -> AffineForm:
+    (before,) = forms.graph.nodes[index].inputs
+    form = forms.form(before)
+    lower, upper = forms.bounds.interval(before, operator)
+    least, most = forms.interval(before)
+    lower, upper = torch.maximum(lower, least), torch.minimum(upper, most)
+    rate, middle, radius = parallel_band(operator, torch.minimum(lower, upper), torch.maximum(lower, upper))
+    exact = ((rate == 0) | (rate == 1)) & (middle == 0)
+    rounded = forms.share(3) * (rate.abs() * form.size(forms.basis) + middle.abs())
+    error = rate.abs() * form.error + torch.where(exact, 0.0, rounded)
+    return forms.with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius, error)
+
+
+@affine_form.register(Bilinear)
+def _(operator: Bilinear, forms: Forms, index: int) -> AffineForm:
+    """The tangent of the product at the centres, and its remainder as noise."""
+    x, y = (_summing_to_one(forms, i) for i in forms.graph.nodes[index].inputs)
+    r = forms.basis.size
+    slopes = [form.padded(r) for form in (x, y)]
+    B = x.centre.shape[0]
+
+    def times(a: Tensor, b: Tensor) -> Tensor:
+        flat = [t.expand(B, r, *t.shape[2:]).flatten(0, 1) for t in (a, b)]
+        return operator.value(*flat).unflatten(0, (B, r))
+
+    slope = times(slopes[0], y.centre[:, None]) + times(x.centre[:, None], slopes[1])
+    radius = operator.value(forms.radius(x), forms.radius(y))
+    low, high = -radius, radius
+    if isinstance(operator, MatMul) and operator.left[:-2] == operator.right[:-2] and operator.left[-1] <= 64:
+        least, most = _remainders(forms, *slopes)
+        low, high = torch.maximum(low, least.reshape(low.shape)), torch.minimum(high, most.reshape(high.shape))
+    centre = operator.value(x.centre, y.centre) + (low + high) / 2
+    sizes = [form.size(forms.basis) for form in (x, y)]
+    error = 4 * forms.share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
+    error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
+    return forms.with_noise(centre, slope, (high - low) / 2 + error, torch.zeros_like(error))
+
+
+def _remainders(forms: Forms, x: Tensor, y: Tensor) -> Interval:
+    """Ranges ``[B, groups, I, J]`` of ``sum_m dx_im dy_mj``."""
+    left = x.movedim(1, -1).reshape(x.shape[0], -1, *x.shape[-2:], x.shape[1])  # [B, g, I, m, r]
+    right = y.mT.movedim(1, -1).reshape(y.shape[0], -1, y.shape[-1], y.shape[-2], y.shape[1])  # [B, g, J, m, r]
+    gauge = forms.gauge
+    own, other = gauge.inner(left, left), gauge.inner(right, right)
+    found = []
+    for i in range(left.shape[2]):
+        cross = gauge.inner(left[:, :, i : i + 1], right)
+        found.append(gauge.between(own[:, :, i : i + 1].expand(cross.shape), cross, other.expand(cross.shape)))
+    return torch.stack([low for low, _ in found], 2), torch.stack([high for _, high in found], 2)
+
+
+def _summing_to_one(forms: Forms, index: int) -> AffineForm:
+    """A form of probabilities whose rows sum to one exactly: the one with the largest error gives way."""
+    form = forms.form(index)
+    source = forms.bounds.structure.source(index)
+    if source < 0 or source not in forms.errors:
+        return form
+    operator = forms.graph.nodes[source].operator
+    assert isinstance(operator, Softmax)
+    order = forms.bounds.structure.order(index).to(form.centre.device)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    shape = forms.graph.nodes[source].shape
+    axis = operator.axis - len(shape)
+
+    def rows(t: Tensor) -> Tensor:
+        return t.flatten(-len(forms.graph.shape_of(index)))[..., back].unflatten(-1, shape).movedim(axis, -1)
+
+    def restored(t: Tensor) -> Tensor:
+        return t.movedim(-1, axis).flatten(-len(shape))[..., order].unflatten(-1, forms.graph.shape_of(index))
+
+    centre, slope = rows(form.centre), rows(form.slope)
+    loosest = forms.errors[source].movedim(axis, -1).argmax(-1, keepdim=True)
+    chosen = torch.zeros_like(centre, dtype=torch.bool).scatter(-1, loosest, True)
+    centre = torch.where(chosen, 1 - centre.masked_fill(chosen, 0.0).sum(-1, keepdim=True), centre)
+    chosen = chosen[:, None]
+    slope = torch.where(chosen, -slope.masked_fill(chosen, 0.0).sum(-1, keepdim=True), slope)
+    total = rows(form.error + forms.share(centre.shape[-1]) * form.size(forms.basis)).sum(-1, keepdim=True)
+    error = torch.where(chosen[:, 0], total, rows(form.error))
+    return AffineForm(restored(centre), restored(slope), restored(error))
+
+
+@affine_form.register(Softmax)
+def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
+    node = forms.graph.nodes[index]
+    scores = ProductScores.of(forms, index)
+    lower, upper = forms.bounds.interval(node.inputs[0])
+    if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[operator.axis] == 1:
+        return _constant_rows(forms, index)
+    rows = scores.rows(forms.bounds.differences(index))
+    forms.know_differences(index, rows)
+    directions = tangent_directions(scores.at)
+    affine = affine_probabilities(scores.at, rows.differences, directions, scores.reach)
+    slope, (low, high) = scores.combined(affine.slope)
+    value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
+    return _rows_to_form(forms, index, operator.axis, value, slope, error)
+
+
+def _rows_to_form(forms: Forms, index: int, axis: int, value: Tensor, slope: Tensor, error: Tensor) -> AffineForm:
+    """``slope [B, rows, K, r]``; where a constant is closer than the affine function, the constant."""
+    node = forms.graph.nodes[index]
+    moved = [s for i, s in enumerate(node.shape) if i != axis] + [node.shape[axis]]
+    lower, upper = (end.movedim(axis + 1, -1).reshape(error.shape) for end in forms.bounds.interval(index))
+    flat = ~(error < (upper - lower) / 2)
+    value = torch.where(flat, lower + (upper - lower) / 2, value)
+    error = torch.where(flat, (upper - lower) / 2 + ulps(4, lower.dtype), error)  # probabilities are at most one
+    slope = torch.where(flat[..., None], 0.0, slope)
+
+    def back(t: Tensor) -> Tensor:
+        return t.reshape(*t.shape[:-2], *moved).movedim(-1, axis - len(node.shape))
+
+    forms.errors[index] = back(error)
+    return forms.with_noise(
+        back(value), back(slope.movedim(-1, 1)), forms.errors[index], torch.zeros_like(forms.errors[index])
+    )
+
+
+def _constant_rows(forms: Forms, index: int) -> AffineForm:
+    lower, upper = forms.bounds.interval(index)
+    slope = lower.new_zeros(1, forms.basis.size, *lower.shape[1:])
+    radius = (upper - lower) / 2
+    forms.errors[index] = radius
+    radius = radius + ulps(4, radius.dtype)  # half a difference and a sum of numbers of at most one
+    return forms.with_noise(lower + radius, slope, radius, torch.zeros_like(radius))
