@@ -266,7 +266,7 @@ def test_every_field_is_listed() -> None:
     for question in QUESTIONS.values():
         arguments = {name for name in inspect.signature(question.function()).parameters if name not in _TAKEN}
         assert arguments - question.fixed == {*FIELDS[question.name], *LATER.get(question.name, {})}, question.name
-        for name in ("auto", "linear", "second-order", "paper", "dual", "lp", "conic"):
+        for name in ("auto", "linear", "second-order", "paper", "dual", "lp", "conic", "branch"):
             try:
                 method = question.find(name)
             except ValueError:

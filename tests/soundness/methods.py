@@ -159,7 +159,7 @@ def margins(graph: Graph, region: Region, rows: Tensor, method: Method | None) -
         row, instance = (t.flatten() for t in torch.meshgrid(torch.arange(S), torch.arange(B), indexing="ij"))
         never = rows.new_full((S * B,), math.inf)
         try:
-            second = SecondOrderBounds(bounds)
+            second = SecondOrderBounds.of(bounds)
         except NoAffineForms:
             return found
         for fitted in (False, True):

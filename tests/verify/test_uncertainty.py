@@ -191,7 +191,7 @@ def test_the_result_as_plain_data():
         ({"timeout": math.nan}, InvalidInput, "timeout must be a number"),
         ({"timeout": -1.0}, InvalidInput, "timeout must be a number"),
         ({"score": Confidence(of=7)}, InvalidInput, "there are 3 classes"),
-        ({"method": "magic"}, InvalidInput, "choose auto, dual, lp, conic, second-order or linear"),
+        ({"method": "magic"}, InvalidInput, "choose auto, dual, lp, conic, second-order, linear or branch"),
         ({"bound": "lse*"}, InvalidInput, "no upper bound"),
         ({"networks": []}, ModelError, "at least one network"),
     ],

@@ -134,7 +134,7 @@ class WalkLeaves:
         if not len(left):
             return low
         try:
-            second = SecondOrderBounds(bounds.take(left))
+            second = SecondOrderBounds.of(bounds.take(left))
         except (NoAffineForms, DomainError, torch.linalg.LinAlgError):
             return low
         row, place = (~(low[:, left] > 0)).nonzero(as_tuple=True)

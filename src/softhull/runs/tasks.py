@@ -18,6 +18,7 @@ from .. import __version__
 FIELDS: dict[str, tuple[str, ...]] = {
     "robustness": ("property", "targets", "attack", "seed"),
     "uncertainty": ("score", "separate", "seed", "rounding"),
+    "dataset": ("bins", "seed", "rounding"),
     "Auto": ("bound", "optimize", "rounding"),
     "Linear": (
         *("bound", "optimize", "differences", "simplex", "contract", "contract_limit", "learning_rate", "mixture"),
@@ -28,6 +29,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "Dual": ("steps", "stages", "learning_rate", "decay", "tolerance", "refresh"),
     "CuttingPlanes": ("tolerance", "rounds", "warm_steps"),
     "Conic": ("solver", "options", "warm_steps"),
+    "Branch": ("inner", "seconds", "nodes", "memory", "tolerance", "tries", "cells", "seed"),
 }
 # Fields that came later, with the value that answers without them were found with: left out of the key at that value,
 # so that those answers stay known, and part of it at any other. A new argument or setting gets its line here, and the
