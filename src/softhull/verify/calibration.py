@@ -17,8 +17,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..errors import InvalidInput
+from ..graph.rounding import ulps
 
 BINS = 15
 MOST_BINS = 24  # with reachable confidences: all patterns of signs are enumerated
@@ -188,7 +190,7 @@ def reliability_bands(options: Options, edges: np.ndarray) -> Bands:
         ends["highest"].append(_best_mean(above[fixed[:, b]], above[free[:, b]]))
         ends["lowest"].append(-_best_mean(below[fixed[:, b]], below[free[:, b]]))
     # A mean of n numbers of at most 1 is off by n units at most.
-    lost = (len(options) + 4) * np.finfo(np.float64).eps
+    lost = ulps(len(options) + 4, torch.float64)
     return Bands(
         (fixed.sum(0), here.sum(0)),
         (np.maximum(np.array(ends["least right"]) - lost, 0), np.minimum(np.array(ends["most right"]) + lost, 1)),

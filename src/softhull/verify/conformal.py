@@ -23,13 +23,14 @@ from torch import Tensor
 from ..attack.score import ScoreAttack
 from ..devices import device_of
 from ..errors import InvalidInput
+from ..graph.rounding import ulps
 from ..propagate.perturbation import Perturbation
 from .ranges import RangeFinder, Ranges
 from .uncertainty import BATCH, Networks
 
 SCORES = ("lac", "aps", "raps")
 Interval = tuple[np.ndarray, np.ndarray]
-_UNIT = float(np.finfo(np.float64).eps)
+_UNIT = ulps(1, torch.float64)
 
 
 @dataclass(frozen=True)
