@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test check soundness docs bench paper paper-sample clean
+.PHONY: install demo test check soundness docs bench models paper paper-sample clean
 
 install: $(STAMP)
 
@@ -43,6 +43,11 @@ docs: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+# Models of torch, transformers and timm by their default exports; rewrites the table in docs/models.md.
+models: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[models]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks models
 
 clean:
 	rm -rf .venv out build dist site

@@ -16,7 +16,7 @@ from softhull.formats.network import Network
 from softhull.formats.onnx import load_onnx
 from softhull.paper.uncertainty import ensemble_files
 from softhull.propagate.methods import Branch
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.verify.robustness import verify_robustness
 from softhull.verify.uncertainty import verify_uncertainty
 

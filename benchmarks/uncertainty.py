@@ -17,7 +17,7 @@ from torch import Tensor
 from softhull.formats.datasets import load_dataset
 from softhull.formats.onnx import load_onnx
 from softhull.paper.uncertainty import ensemble_files
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.solve.conic import Conic
 from softhull.solve.cutting import CuttingPlanes
 from softhull.solve.dual import Dual

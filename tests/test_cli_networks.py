@@ -62,11 +62,13 @@ def test_an_interrupt_ends_the_run_with_what_was_done(folder: Path, monkeypatch:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("softhull.verify.prove._attack", interrupted)
-    monkeypatch.setattr("softhull.cli.verify.BATCH", 2)
+    monkeypatch.setattr("softhull.verify.robustness._BATCH", 2)
     done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", "-")
     assert done.exit_code == 130
-    verdicts = [record["verdict"] for record in json.loads(done.stdout)["instances"]]
-    assert verdicts == ["certified", "unknown"]  # the first batch only
+    records = json.loads(done.stdout)["instances"]
+    assert [record["verdict"] for record in records[:2]] == ["certified", "unknown"]  # the first batch
+    assert {record["message"] for record in records[1:] if record["verdict"] == "unknown"} == {"interrupted"}
+    assert "certified" not in {record["verdict"] for record in records[2:]}
 
 
 def test_radius_is_the_distance_to_the_boundary(folder: Path) -> None:

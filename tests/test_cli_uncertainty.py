@@ -73,7 +73,7 @@ def run(arguments: str) -> Result:
         ("net.onnx --data outside.npz --eps 0.1 --clip 0 1", "lies outside the clip range (0.0, 1.0)"),
         ("net.onnx --data data.npz --eps 0.1 --clip 1 0", "clip must be (low, high)"),
         ("net.onnx --data nan.npz --eps 0.1", "nan.npz: input 0 holds NaN"),
-        ("net.onnx --data wide.npz --eps 0.1", "x has shape (3, 9)"),
+        ("net.onnx --data wide.npz --eps 0.1", "x of shape (3, 9)"),
         ("text.onnx --data data.npz --eps 0.1", "text.onnx: not an ONNX file, or damaged"),
         ("empty.onnx --data data.npz --eps 0.1", "empty.onnx: not an ONNX file"),
         ("data.npz --data data.npz --eps 0.1", "data.npz: not an ONNX file, or damaged"),

@@ -16,8 +16,9 @@ from softhull.devices import find_device
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.graph import Graph
 from softhull.graph.ops.relu import Relu
-from softhull.propagate.methods import Linear, SecondOrder, find_method
+from softhull.propagate.methods import Linear, SecondOrder
 from softhull.runs.store import Store
+from softhull.verify.methods import find_method
 from softhull.verify.result import Record
 from softhull.verify.robustness import certified_radius, verify_specification
 
@@ -94,7 +95,7 @@ def assert_same(here: tuple[Record, ...], there: tuple[Record, ...]) -> None:
 @pytest.mark.parametrize(("method", "norm"), [("linear", np.inf), ("second-order", np.inf), ("auto", 2)])
 def test_verdicts_do_not_depend_on_the_device(method: str, norm: float) -> None:
     found = set()
-    chosen = find_method(method, None, 2 if method in ("linear", "auto") else None)
+    chosen = find_method(method, optimize=2 if method in ("linear", "auto") else None)
     graph, x, labels = case(4)
     for eps, attack in ((0.02, False), (0.6, None)):
         ask: Any = Perturbation(eps, norm, (0, 1)), "all", chosen

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .certificates.write import score_certificate as score_certificate
     from .checker.certificate import write_certificate as write_certificate
     from .checker.check import check_certificate as check_certificate
+    from .checker.dataset import check_dataset as check_dataset
     from .formats.datasets import load_dataset as load_dataset
     from .formats.onnx import load_onnx as load_onnx
     from .formats.torch_module import from_torch as from_torch
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     from .propagate.methods import Linear as Linear
     from .propagate.methods import Paper as Paper
     from .propagate.methods import SecondOrder as SecondOrder
-    from .propagate.perturbation import Perturbation as Perturbation
     from .propagate.second_order.quadratic import QuadraticBound as QuadraticBound
     from .propagate.second_order.quadratic import quadratic_lower_bound as quadratic_lower_bound
+    from .regions import Alternatives as Alternatives
+    from .regions import Perturbation as Perturbation
     from .solve.conic import Conic as Conic
     from .solve.cutting import CuttingPlanes as CuttingPlanes
     from .solve.dual import Dual as Dual
@@ -77,7 +79,8 @@ _ON_FIRST_USE = {
     "Linear": ("propagate.methods", "onnx"),
     "Paper": ("propagate.methods", "onnx"),
     "SecondOrder": ("propagate.methods", "onnx"),
-    "Perturbation": ("propagate.perturbation", "onnx"),
+    "Alternatives": ("regions", "onnx"),
+    "Perturbation": ("regions", "onnx"),
     "QuadraticBound": ("propagate.second_order.quadratic", "onnx"),
     "quadratic_lower_bound": ("propagate.second_order.quadratic", "onnx"),
     "Result": ("verify.result", "onnx"),
@@ -107,6 +110,7 @@ _ON_FIRST_USE = {
     "PredictionSets": ("verify.conformal", "onnx"),
     "study_conformal": ("verify.conformal", "onnx"),
     "check_certificate": ("checker.check", "check"),
+    "check_dataset": ("checker.dataset", "check"),
     "class_certificate": ("certificates.write", "check"),
     "score_certificate": ("certificates.write", "check"),
     "write_certificate": ("checker.certificate", "check"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 LONGEST_LINE = 2000  # characters of one message
@@ -22,9 +24,14 @@ def one_line(text: str) -> str:
     text = " ".join(text.split())
     if len(text) > LONGEST_LINE:
         text = text[:LONGEST_LINE] + "..."
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text)
+
+
+def printable(line: str) -> str:
+    """A line without anything that a terminal would obey."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def quoted(found: Any, most: int = 80) -> str:
@@ -33,6 +40,21 @@ def quoted(found: Any, most: int = 80) -> str:
         return f"a {type(found).__name__}"
     text = str(found)
     return repr(text[:most]) + ("..." if len(text) > most else "")
+
+
+class InputWarning(UserWarning):
+    """Inputs that can be used, but are likely not what was meant, or were changed before use; one line."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
+
+
+def warn(message: str) -> None:
+    """A warning that names the line of the caller outside of this package."""
+    frame, depth = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("softhull."):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(InputWarning(message), stacklevel=depth)
 
 
 class InvalidInput(SofthullError):

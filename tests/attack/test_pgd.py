@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from softhull.attack.pgd import minimize_margin
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from tests.propagate.networks import random_attention
 
 

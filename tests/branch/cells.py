@@ -14,8 +14,8 @@ from softhull.branch.tree import Node
 from softhull.branch.walk_leaves import Rows, WalkLeaves
 from softhull.graph.graph import Graph
 from softhull.propagate.methods import SecondOrder
-from softhull.propagate.perturbation import Perturbation, Region
 from softhull.propagate.structure import Structure
+from softhull.regions import Perturbation, Region
 from softhull.solve.layers import Stack
 from tests.propagate.networks import random_attention
 from tests.solve.ensembles import random_graph, random_problem

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from flint import ctx
 from onnx import helper
@@ -16,7 +17,7 @@ from onnx import helper
 from softhull.certificates import write
 from softhull.certificates.prover import Proof
 from softhull.certificates.second_order import SecondOrder
-from softhull.certificates.write import NoProof, class_certificate, score_certificate
+from softhull.certificates.write import NoProof, class_certificate, ranges_certificate, score_certificate
 from softhull.checker.balls import PRECISION
 from softhull.checker.certificate import write_certificate
 from softhull.checker.check import check_certificate
@@ -25,7 +26,10 @@ from softhull.cli.app import app
 from softhull.data import bundled
 from softhull.errors import ModelError
 from softhull.formats.onnx import load_onnx
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
+from softhull.verify.dataset import certify_dataset
+from softhull.verify.robustness import verify_robustness
+from softhull.verify.uncertainty import verify_uncertainty
 
 from ..checker.evaluate import random_attention, save, values
 from ..formats.onnx_models import Builder, build
@@ -81,23 +85,27 @@ def test_second_order_margins(eps: float, norm: str, layers: int, tmp_path: Path
     with ctx.workprec(PRECISION):
         proof = Proof([tmp_path / "m.onnx"], x, eps, norm, None)
         proof.prepare([view])
-        claimed = SecondOrder(proof, [view]).lead(view, 0, 1)
+        second_order = SecondOrder(proof, [view])
+        claimed, fitted = (second_order.lead(view, 0, 1, fit) for fit in (False, True))
     steps = rng.choice([-1.0, 1.0], (300, 6))
     steps[:100] = rng.standard_normal((100, 6))
     steps *= eps / np.linalg.norm(steps, float(norm), axis=1, keepdims=True)
     found = [view.index.of(values(networks, x + step)[view.node]).ravel() for step in steps]
     margins = np.array([logits[0] - logits[1] for logits in found])
-    assert claimed <= margins.min() + 1e-9
-    assert claimed >= margins.min() - 1e-6 - 8 * eps
+    assert max(claimed, fitted) <= margins.min() + 1e-9
+    assert max(claimed, fitted) >= margins.min() - 1e-6 - 8 * eps
 
 
-@pytest.mark.parametrize("score", ["nll", "brier", "margin"])
+@pytest.mark.parametrize("score", ["nll", "brier", "margin", "confidence", "entropy"])
 def test_scores_of_attention(score: str, tmp_path: Path) -> None:
     """The score of an ensemble of two attention networks, at inputs of the region and in the certificate."""
     rng = np.random.default_rng(1)
     models = [random_attention(tmp_path / f"m{i}.onnx", rng) for i in range(2)]
     x = rng.uniform(-0.5, 0.5, 6)
-    found = score_certificate(models, [load_onnx(m) for m in models], x, 0, Perturbation(0.05), score)
+    nets = [load_onnx(m) for m in models]
+    record = verify_uncertainty(nets, x[None], np.array([0]), Perturbation(0.05), score, proofs=True)[0]
+    found = score_certificate(models, nets, x, 0, Perturbation(0.05), score, record=record)
+    assert found.header["property"]["bound"] == pytest.approx(record.bound, abs=1e-6)
     write_certificate(tmp_path / "c.npz", found)
     verdict = check_certificate(tmp_path / "c.npz", models)
     assert verdict.accepted, verdict.reason
@@ -107,10 +115,52 @@ def test_scores_of_attention(score: str, tmp_path: Path) -> None:
     for _ in range(200):
         entries = values(networks, x + 0.05 * rng.choice([-1.0, 1.0], 6))
         p = np.mean([view.index.of(entries[view.node]).ravel() for view in networks.probabilities], 0)
-        badness = {"nll": -np.log(p[0]), "brier": ((p - [1, 0, 0]) ** 2).sum(), "margin": p[1:].max() - p[0]}[score]
-        worst = max(worst, float(badness))
+        badness = {"nll": -np.log(p[0]), "brier": ((p - [1, 0, 0]) ** 2).sum(), "margin": p[1:].max() - p[0]}
+        badness |= {"confidence": p.max(), "entropy": -(p * np.log(p)).sum()}
+        worst = max(worst, float(badness[score]))
     bound = found.header["property"]["bound"] * (-1 if score == "margin" else 1)
     assert worst <= bound <= worst + 0.2
+
+
+def random_mlp(path: Path, rng: np.random.Generator) -> Path:
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["y"]),
+    ]
+    weights = {"a": rng.standard_normal((6, 7)).astype(np.float32), "b": rng.standard_normal((7, 3)).astype(np.float32)}
+    return save(path, nodes, weights, [1, 6])
+
+
+@pytest.mark.parametrize("kind", [random_attention, random_mlp])
+@pytest.mark.parametrize(
+    "perturbation", [Perturbation(0.05), Perturbation(0.1, norm=2), Perturbation(0.2, norm=1, clip=(-0.5, 0.5))]
+)
+def test_ranges(kind: Any, perturbation: Perturbation, tmp_path: Path) -> None:
+    """Ranges of the mean of two networks: accepted, near what was certified, and true at inputs of the region."""
+    rng = np.random.default_rng(int(perturbation.eps * 100))
+    models = [kind(tmp_path / f"m{i}.onnx", rng) for i in range(2)]
+    loaded, x, label = [load_onnx(m) for m in models], rng.uniform(-0.5, 0.5, 6), 1
+    wanted = certify_dataset(loaded, torch.from_numpy(x[None]), torch.tensor([label]), perturbation).ranges
+    found = ranges_certificate(models, loaded, x, label, perturbation, wanted)
+    write_certificate(tmp_path / "c.npz", found)
+    verdict = check_certificate(tmp_path / "c.npz", models)
+    assert verdict.accepted, verdict.reason
+    stated = found.header["property"]
+    least, most, ahead = (np.array(stated[name]) for name in ("least", "most", "ahead"))
+    assert np.abs(least - wanted.least[0]).max() < 0.1
+    assert np.abs(most - wanted.most[0]).max() < 0.1
+    networks = Networks(models)
+    for _ in range(200):
+        step = rng.standard_normal(6) * (rng.random(6) < rng.choice([0.2, 1.0]))
+        size = np.linalg.norm(step, perturbation.norm) or 1.0
+        at = x + perturbation.eps * (np.sign(step) if np.isinf(perturbation.norm) else step / size)
+        entries = values(networks, at if perturbation.clip is None else np.clip(at, *perturbation.clip))
+        p = np.mean([view.index.of(entries[view.node]).ravel() for view in networks.probabilities], 0)
+        assert (p >= least - 1e-12).all()
+        assert (p <= most + 1e-12).all()
+        assert ((p - np.eye(3)[label]) ** 2).sum() <= stated["brier"] + 1e-12
+        assert ahead[p.argmax()] == -1
 
 
 @pytest.mark.parametrize("score", ["nll", "brier", "error", "confidence", "margin", "entropy"])
@@ -118,7 +168,10 @@ def test_scores(score: str, tmp_path: Path) -> None:
     models = [bundled(f"digits-mlp-{i}.onnx") for i in range(2)]
     with np.load(DIGITS) as data:
         x, label = data["x"][2] / 255, int(data["y"][2])
-    found = score_certificate(models, [load_onnx(m) for m in models], x, label, Perturbation(0.02), score)
+    nets = [load_onnx(m) for m in models]
+    record = verify_uncertainty(nets, x[None], np.array([label]), Perturbation(0.02), score, proofs=True)[0]
+    found = score_certificate(models, nets, x, label, Perturbation(0.02), score, record=record)
+    assert found.header["property"]["bound"] == pytest.approx(record.bound, abs=1e-6)
     write_certificate(tmp_path / "c.npz", found)
     verdict = check_certificate(tmp_path / "c.npz", models)
     assert verdict.accepted, verdict.reason
@@ -141,6 +194,22 @@ def test_single_logit_and_leaky_activation(tmp_path: Path) -> None:
         class_certificate(model, np.array([1.0, 0.0]), 0, Perturbation(0.1))
 
 
+def test_the_writer_takes_the_way_of_the_run(tmp_path: Path) -> None:
+    """One rival was excluded by second order: its margin is claimed once, by a walk that splits products."""
+    model, region = bundled("digits-attention.onnx"), Perturbation(0.05, clip=(0, 1))
+    with np.load(DIGITS) as data:
+        x, label = data["x"][1] / 255, int(data["y"][1])
+    (record,) = verify_robustness(load_onnx(model), x[None], [label], region).records
+    assert record.proved_by == {9: "second order"}
+    found = class_certificate(model, x, label, region, proved_by=record.proved_by)
+    steps = [step for step in found.header["steps"] if step["claim"] == "differences"]
+    claimed = [pair for step in steps for pair in found.arrays[step["entries"]].tolist() if pair == [label, 9]]
+    assert len(claimed) == 1
+    assert any("split" in rule for rule in steps[-1]["rules"].values())
+    write_certificate(tmp_path / "c.npz", found)
+    assert check_certificate(tmp_path / "c.npz", [model]).accepted
+
+
 def test_false_claims_get_no_certificate() -> None:
     with np.load(DIGITS) as data:
         x, label = data["x"][0] / 255, int(data["y"][0])
@@ -149,8 +218,8 @@ def test_false_claims_get_no_certificate() -> None:
 
 
 def test_operators_that_are_not_covered(tmp_path: Path) -> None:
-    model = save(tmp_path / "m.onnx", [helper.make_node("Tanh", ["x"], ["y"])], {}, [1, 2])
-    with pytest.raises(ModelError, match=r"Tanh\): not covered"):
+    model = save(tmp_path / "m.onnx", [helper.make_node("Sin", ["x"], ["y"])], {}, [1, 2])
+    with pytest.raises(ModelError, match=r"Sin\): not covered"):
         class_certificate(model, np.zeros(2), 0, Perturbation(0.1))
 
 
@@ -164,7 +233,7 @@ def test_verify_writes_certificates(extra: tuple[str, ...], tmp_path: Path) -> N
     where = ("--data", DIGITS, "--eps", 0.02, "--clip", 0, 1, "--indices", "0:2")
     found = run("verify", model, *where, *extra, "--certificates", tmp_path / "c", "--json", "-")
     assert found.exit_code == 0, found.output
-    named = [r.get("certificate") for r in json.loads(found.output)["instances"] if r["verdict"] == "certified"]
+    named = [r.get("certificate") for r in json.loads(found.stdout)["instances"] if r["verdict"] == "certified"]
     assert named
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == sorted(named)
     for name in named:
@@ -183,8 +252,8 @@ def test_uncertainty_writes_certificates(tmp_path: Path) -> None:
 
 def test_missing_certificates_are_named(tmp_path: Path) -> None:
     """What is certified but not covered by the checker is said so, in the output and in the records."""
-    nodes = [helper.make_node("Tanh", ["x"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])]
-    model = save(tmp_path / "m.onnx", nodes, {"w": np.array([[1, -1], [0, 0]], np.float32)}, [1, 2])
+    nodes = [helper.make_node("ReduceSumSquare", ["x"], ["h"], axes=[1]), helper.make_node("MatMul", ["h", "w"], ["y"])]
+    model = save(tmp_path / "m.onnx", nodes, {"w": np.array([[1, -1]], np.float32)}, [1, 2])
     np.savez(tmp_path / "d.npz", x=np.array([[1.0, 0.0]]), y=np.array([0]))
     where = ("--data", tmp_path / "d.npz", "--eps", 0.1, "--certificates", tmp_path / "c")
     found = run("verify", model, *where, "--json", tmp_path / "o.json")
@@ -193,7 +262,7 @@ def test_missing_certificates_are_named(tmp_path: Path) -> None:
     (record,) = json.loads((tmp_path / "o.json").read_text())["instances"]
     assert record["verdict"] == "certified"
     assert record["certificate"] is None
-    assert "Tanh" in record["no_certificate"]
+    assert "ReduceSumSquare" in record["no_certificate"]
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -256,10 +325,10 @@ def test_softmax_rows_of_one_entry(tmp_path: Path) -> None:
 def test_a_writer_that_fails_loses_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write.class_certificate
 
-    def failing(model: Any, x: Any, label: int, perturbation: Any, rivals: Any, index: int) -> Any:
+    def failing(model: Any, x: Any, label: int, perturbation: Any, rivals: Any, index: int, **more: Any) -> Any:
         if index == 1:
             raise IndexError("the third wheel")
-        return made(model, x, label, perturbation, rivals, index)
+        return made(model, x, label, perturbation, rivals, index, **more)
 
     monkeypatch.setattr(write, "class_certificate", failing)
     out = tmp_path / "out.json"

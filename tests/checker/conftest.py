@@ -12,7 +12,7 @@ from softhull.certificates.write import class_certificate, score_certificate
 from softhull.checker.certificate import Certificate, write_certificate
 from softhull.data import bundled
 from softhull.formats.onnx import load_onnx
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from flint import arb
 from onnx import TensorProto, helper, numpy_helper
 
-from softhull.checker.network import Input, Kink, Linear, Networks, Product, Sum
+from softhull.checker.curves import CURVES
+from softhull.checker.network import Curve, Input, Kink, Linear, Networks, Product, Sum
 
 
 def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
@@ -34,8 +36,14 @@ def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
             total = np.zeros(node.size)
             np.add.at(total, node.out.at, node.left.of(of(node.x)) * node.right.of(of(node.y)))
             found.append(total)
+        elif isinstance(node, Curve):
+            function = CURVES[node.kind].value
+            found.append(np.array([float(function(arb(float(x)))) for x in of(node.x)]))
         else:
-            rows = node.rows.of(of(node.x))
+            logits = of(node.x).copy()
+            if node.hidden is not None and node.behind is not None:
+                logits[node.hidden.at] = of(node.behind)[node.hidden.at]
+            rows = node.rows.of(logits)
             shares = np.exp(rows - rows.max(1, keepdims=True))
             result = np.zeros(node.size)
             result[node.outputs.at] = shares / shares.sum(1, keepdims=True)

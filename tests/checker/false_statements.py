@@ -14,7 +14,7 @@ from onnx import helper
 from softhull.certificates.write import class_certificate
 from softhull.checker.certificate import FORMAT, VERSION, Certificate, write_certificate
 from softhull.checker.check import Checked, check_certificate, sha256
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 from .evaluate import save
 

@@ -21,7 +21,7 @@ from softhull.checker.check import Checked, check_certificate
 from softhull.cli.app import app
 from softhull.data import bundled
 from softhull.errors import ModelError
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 from .conftest import Case
 from .evaluate import save

@@ -19,7 +19,7 @@ from softhull.checker.network import Networks
 from softhull.checker.positions import Entries, Places
 from softhull.checker.replay import Knowledge, Rule
 from softhull.errors import ModelError
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 from . import false_statements
 from .evaluate import save

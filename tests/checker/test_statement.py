@@ -16,10 +16,11 @@ from onnx import helper
 from softhull.certificates.write import class_certificate
 from softhull.checker.certificate import Certificate, CertificateError, write_certificate
 from softhull.checker.check import check_certificate, sha256
+from softhull.checker.statement import Statement
 from softhull.cli.app import app
 from softhull.data import bundled
 from softhull.errors import LONGEST_LINE, ModelError, one_line, quoted
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 from .conftest import Case
 from .evaluate import save
@@ -104,7 +105,7 @@ def test_a_region_of_one_input_is_said_so(perturbation: Perturbation, tmp_path: 
     assert found.exit_code == 0, found.output
     assert "AT THIS ONE INPUT ONLY" in found.output.splitlines()[0]
     statement = check_certificate(tmp_path / "c.npz", [model]).statement
-    assert statement is not None
+    assert isinstance(statement, Statement)
     assert statement.single_input
 
 

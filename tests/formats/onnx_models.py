@@ -103,8 +103,19 @@ def _masked_softmax(b: Builder) -> str:
     return b.op("Softmax", b.op("Where", b.const(mask, np.bool_), b.const(-np.inf), "x"), axis=-1)
 
 
-def _added_mask(b: Builder) -> str:
-    mask = np.where(np.triu(np.ones((3, 3)), 1) > 0, -np.inf, 0.0)
+def _guarded_softmax(b: Builder) -> str:
+    p = _masked_softmax(b)
+    return b.op("Where", b.op("IsNaN", p), b.const(0.0), p)
+
+
+def _tanh_gelu_by_hand(b: Builder) -> str:
+    cubed = b.op("Mul", b.op("Pow", "x", b.const(3.0)), b.const(0.044715))
+    gate = b.op("Tanh", b.op("Mul", b.op("Add", "x", cubed), b.const(0.7978846)))
+    return b.op("Mul", b.op("Mul", "x", b.const(0.5)), b.op("Add", gate, b.const(1.0)))
+
+
+def _added_mask(b: Builder, number: float = -np.inf) -> str:
+    mask = np.where(np.triu(np.ones((3, 3)), 1) > 0, number, 0.0)
     return b.op("Softmax", b.op("Add", "x", b.const(mask)), axis=-1)
 
 
@@ -208,8 +219,20 @@ CASES = (
     Case("softmax along the first axis", (3, 2), _one("Softmax", axis=0), "Softmax"),
     Case("softmax of everything behind", (2, 3, 2), _one("Softmax", axis=1), "Reshape Softmax Reshape", opset=11),
     Case("softmax by hand", (2, 3), _softmax_by_hand, "Softmax"),
-    Case("softmax masked by where", (3, 3), _masked_softmax, "Scale Softmax"),
-    Case("softmax masked by a sum", (3, 3), _added_mask, "Scale Softmax"),
+    Case("softmax masked by a large number", (3, 3), lambda b: _added_mask(b, -1e9), "Softmax"),
+    Case("softmax with a guard", (3, 3), _guarded_softmax, "Softmax"),
+    Case("log softmax", (2, 3), _one("LogSoftmax", axis=-1), "LogSumExp Expand Subtract"),
+    Case("max pool", (1, 1, 4, 4), _one("MaxPool", kernel_shape=[2, 2], strides=[2, 2])),
+    Case("largest entry", (2, 5), _one("ReduceMax")),
+    Case("transposed convolution", (1, 2, 3, 3), lambda b: b.op("ConvTranspose", "x", b.const(weights(2, 3, 2, 2)))),
+    Case("silu written out", (2, 3), lambda b: b.op("Mul", "x", b.op("Sigmoid", "x")), "Silu"),
+    Case("mish written out", (2, 3), lambda b: b.op("Mul", "x", b.op("Tanh", b.op("Softplus", "x"))), "Mish"),
+    Case("gelu by tanh written out", (2, 3), _tanh_gelu_by_hand, "TanhGelu"),
+    Case("hard swish", (2, 3), _one("HardSwish")),
+    Case("selu", (2, 3), lambda b: b.op("Selu", b.op("Neg", "x"))),
+    Case("absolute value", (2, 3), lambda b: b.op("Abs", b.op("Neg", "x"))),
+    Case("softmax masked by where", (3, 3), _masked_softmax, "Softmax"),
+    Case("softmax masked by a sum", (3, 3), _added_mask, "Softmax"),
     Case(
         "where between variables",
         (2, 2),

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from softhull.formats.describe import describe
 from softhull.formats.onnx import load_onnx, parse_onnx
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.verify.robustness import verify_robustness
 
 from ..graph.checks import assert_sound

@@ -26,11 +26,15 @@ def _linear(b: Builder) -> str:
 
 
 REFUSED: dict[str, tuple[tuple[int | str, ...], Callable[[Builder], str], str]] = {
-    "unknown operator": ((1, 4), lambda b: b.op("Sin", "x"), r"node 'n0' \(Sin\).*not supported"),
+    "unknown operator": ((1, 4), lambda b: b.op("Tan", "x"), r"node 'n0' \(Tan\).*not supported"),
     "another domain": ((1, 4), lambda b: b.op("Relu", "x", domain="com.example"), r"domain 'com.example'"),
-    "maximum": ((1, 4), lambda b: b.op("ReduceMax", "x"), r"\(ReduceMax\).*only as the shift inside a softmax"),
-    "maximum of two": ((1, 4), lambda b: b.op("Max", "x", b.op("Neg", "x")), r"\(Max\).*one constant number"),
-    "power 3": ((1, 4), lambda b: b.op("Pow", "x", b.const(3.0)), r"\(Pow\).*only the powers"),
+    "maximum of many": ((1, 2000), lambda b: b.op("ReduceMax", "x"), r"\(ReduceMax\).*2000 entries; at most 1024"),
+    "a question about numbers": (
+        (1, 4),
+        lambda b: b.op("Where", b.op("IsNaN", b.op("Exp", "x")), b.const(0.0), b.op("Neg", "x")),
+        r"\(Where\).*condition depends on the network input",
+    ),
+    "power 5": ((1, 4), lambda b: b.op("Pow", "x", b.const(5.0)), r"\(Pow\).*only the powers"),
     "shape from values": ((1, 4), lambda b: b.op("Reshape", "x", "x"), r"\(Reshape\).*depends on the network input"),
     "impossible reshape": ((1, 4), lambda b: b.op("Reshape", "x", b.ints(3, 2)), r"cannot reshape \(1, 4\)"),
     "impossible product": ((1, 4), lambda b: b.op("MatMul", "x", b.const(weights(3, 2))), r"\(MatMul\).*shape"),

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from softhull.graph.operator import Elementwise
 from softhull.graph.ops.clip import Clip
+from softhull.graph.ops.cube import Cube
+from softhull.graph.ops.elu import Elu
 from softhull.graph.ops.erf import Erf
 from softhull.graph.ops.exp import Exp
 from softhull.graph.ops.gelu import Gelu, TanhGelu
@@ -20,6 +22,9 @@ from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import LeakyRelu, Relu
 from softhull.graph.ops.rsqrt import Rsqrt
 from softhull.graph.ops.sigmoid import Sigmoid
+from softhull.graph.ops.silu import Mish, Silu
+from softhull.graph.ops.softplus import Softplus
+from softhull.graph.ops.softsign import Softsign
 from softhull.graph.ops.sqrt import Sqrt
 from softhull.graph.ops.square import Square
 from softhull.graph.ops.tanh import Tanh
@@ -38,6 +43,15 @@ def _tanh_gelu(x: arb) -> arb:
     return x / (1 + (-(8 / arb.pi()).sqrt() * (x + arb("0.044715") * x**3)).exp())
 
 
+def _written_gelu(x: arb) -> arb:
+    return x / (1 + (-2 * arb(0.7978845834732056) * (x + arb(0.044714998453855515) * x**3)).exp())
+
+
+def _mish(x: arb) -> arb:
+    grown = x.exp() * (x.exp() + 2)
+    return x * grown / (grown + 2)
+
+
 @dataclass(frozen=True)
 class Case:
     operator: Elementwise
@@ -51,6 +65,13 @@ class Case:
 
 
 CASES = (
+    Case(Silu(), lambda x: x / (1 + (-x).exp())),
+    Case(Mish(), _mish, largest=300.0),
+    Case(Elu(), lambda x: x if x >= 0 else x.expm1()),
+    Case(Softplus(), lambda x: (1 + x.exp()).log() if x < 300 else x + (-x).exp().log1p()),
+    Case(Softsign(), lambda x: x / (1 + abs(x))),
+    Case(Cube(), lambda x: x**3),
+    Case(TanhGelu(0.7978845834732056, 0.044714998453855515), _written_gelu),
     Case(Relu(), lambda x: _leaky(x, 0.0)),
     Case(LeakyRelu(0.0078125), lambda x: _leaky(x, 0.0078125)),
     Case(LeakyRelu(-0.5), lambda x: _leaky(x, -0.5)),

@@ -18,7 +18,7 @@ from softhull.formats.onnx import load_onnx
 from softhull.paper import attention
 from softhull.paper.attention import ALL_COLUMNS, COLUMNS, MNIST, PAPER_COLUMNS, SST, AttentionStudy
 from softhull.propagate.methods import Auto, Linear, Paper
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 from tests.formats.onnx_models import Builder, build

@@ -21,7 +21,7 @@ from softhull.errors import InvalidInput
 from softhull.formats.datasets import load_dataset
 from softhull.formats.onnx import load_onnx
 from softhull.paper.uncertainty import COLUMNS, PRINTED, UncertaintyTable, data_file, ensemble_files
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.solve.conic import Conic
 from softhull.solve.cutting import CuttingPlanes
 from softhull.solve.dual import Dual

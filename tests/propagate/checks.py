@@ -11,7 +11,7 @@ from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear, Paper
 from softhull.propagate.optimize import optimized_lower, with_better_differences
-from softhull.propagate.perturbation import Region
+from softhull.regions import Region
 
 # The values that claims are compared with are rounded; tests/soundness compares with exact ones.
 ROUNDING = 1e-9

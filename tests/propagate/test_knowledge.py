@@ -8,8 +8,8 @@ import torch
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
-from softhull.propagate.perturbation import Perturbation
 from softhull.propagate.structure import Structure
+from softhull.regions import Perturbation
 from tests.propagate.networks import random_attention
 
 

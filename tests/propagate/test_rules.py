@@ -15,7 +15,10 @@ from softhull.propagate.second_order.rules import affine_form
 from softhull.propagate.second_order.specification import SecondOrderBounds as SecondOrderBounds  # registers them
 
 # Operators that neither walks nor forms meet, and why.
-WITHOUT = {"Maximum": "only a softmax written out may hold it, and simplification removes it there"}
+WITHOUT = {
+    "Guard": "only a softmax with a mask may stand before it, and simplification removes it there",
+    "Undefined": "only a guard may ask for it",
+}
 
 
 def _operators() -> list[type[Operator]]:

@@ -13,7 +13,7 @@ from softhull.formats.onnx import parse_onnx
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
 from softhull.propagate.optimize import optimized_lower, with_better_differences
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 from softhull.verify.uncertainty import verify_uncertainty

@@ -17,7 +17,7 @@ from softhull.formats.onnx import load_onnx
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear, Paper
 from softhull.propagate.optimize import optimized_lower
-from softhull.propagate.perturbation import Perturbation, Region
+from softhull.regions import Perturbation, Region
 from tests.graph.random_graphs import random_graph
 from tests.propagate.checks import assert_claims_hold
 from tests.propagate.networks import random_attention

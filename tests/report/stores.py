@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from softhull.propagate.methods import Linear, Paper
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.runs.store import Store
 from softhull.runs.tasks import Answer, Model, Task
 from softhull.solve.dual import Dual

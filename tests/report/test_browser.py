@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from softhull.propagate.methods import Linear
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.report.html import report_html
 from softhull.runs.store import Store
 from softhull.runs.tasks import Answer, Model, Task

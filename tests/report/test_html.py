@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from softhull.cli.app import app
 from softhull.propagate.methods import Linear, Paper
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.report.content import report_content
 from softhull.report.html import report_html
 from softhull.report.labels import method_labels, network_names

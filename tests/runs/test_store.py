@@ -17,7 +17,7 @@ import pytest
 
 from softhull.errors import InvalidInput, StoreError
 from softhull.propagate.methods import Linear
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.runs.store import Store
 from softhull.runs.tasks import Answer, Model, Task
 from softhull.runs.where import parse_where

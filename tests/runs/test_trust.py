@@ -250,7 +250,10 @@ def _changed(folder: Path, statement: str, *values: str) -> Path:
 NAME = "\x1b[2J[bold]accepted[/bold]\u202e"
 
 
-@pytest.mark.parametrize("arguments", [["results"], ["results", "--summary"], ["compare", "--by", "network"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["results"], ["results", "--summary"], ["results", "--format", "csv"], ["compare", "--by", "network"]],
+)
 def test_words_of_a_store_are_shown_and_not_obeyed(folder: Path, arguments: list[str]) -> None:
     """Neither by the terminal nor by the table, which knows a markup of its own."""
     store = _changed(folder, "UPDATE tasks SET network = ?, data = ?", NAME, NAME)

@@ -17,7 +17,7 @@ import pytest
 from softhull import __version__
 from softhull.errors import StoreError
 from softhull.propagate.methods import Linear
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.runs import schema, tasks
 from softhull.runs.questions import _TAKEN, QUESTIONS, Robustness
 from softhull.runs.store import Store

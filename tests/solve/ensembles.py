@@ -13,7 +13,7 @@ from softhull.graph.ops.relu import LeakyRelu, Relu
 from softhull.graph.ops.sigmoid import Sigmoid
 from softhull.graph.ops.softmax import Softmax
 from softhull.graph.ops.tanh import Tanh
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.solve.layers import Stack, stack_networks
 from softhull.solve.relaxation import Relaxation, relax
 from softhull.solve.softmax import parse_bounds

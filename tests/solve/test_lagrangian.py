@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.solve.dual import Dual
 from softhull.solve.lagrangian import Lagrangian
 from softhull.solve.relaxation import relax

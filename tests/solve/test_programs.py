@@ -35,7 +35,7 @@ def test_lp_conic_and_dual_agree(bound, activation):
 
 
 def test_networks_of_different_architecture_share_the_input():
-    from softhull.propagate.perturbation import Perturbation
+    from softhull.regions import Perturbation
     from softhull.solve.layers import stack_networks
     from softhull.solve.relaxation import relax
     from softhull.solve.softmax import parse_bounds

@@ -18,7 +18,7 @@ from softhull.graph.ops.scale import Scale
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
 from softhull.propagate.optimize import optimized_lower
-from softhull.propagate.perturbation import Perturbation, Region
+from softhull.regions import Perturbation, Region
 from tests.graph.random_graphs import random_graph
 from tests.propagate.networks import random_attention
 

@@ -29,10 +29,10 @@ from softhull.graph.ops.square import Square
 from softhull.graph.ops.tanh import Tanh
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Auto, Linear, Method, SecondOrder
-from softhull.propagate.perturbation import Perturbation, Region
 from softhull.propagate.second_order.forward import NoAffineForms
 from softhull.propagate.second_order.specification import SecondOrderBounds
 from softhull.propagate.structure import Structure
+from softhull.regions import Perturbation, Region
 from softhull.verify.prove import Effort, prove
 from softhull.verify.robustness import _rounded_inside
 from softhull.verify.scores import SCORES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.verify.robustness import _rounded_inside
 
 

@@ -14,7 +14,7 @@ from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
 from softhull.propagate.optimize import optimized_lower
-from softhull.propagate.perturbation import Region
+from softhull.regions import Region
 
 from .exact import balls, softmax
 from .planes import compare, points_in

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from softhull.propagate.methods import SecondOrder
-from softhull.propagate.perturbation import Perturbation
 from softhull.propagate.second_order import blocks, low_rank, quadratic, specification
 from softhull.propagate.second_order.quadratic import quadratic_lower_bound
+from softhull.regions import Perturbation
 from softhull.verify.uncertainty import verify_uncertainty
 
 from .exact import values

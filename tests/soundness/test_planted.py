@@ -14,7 +14,7 @@ from softhull.graph.graph import Graph
 from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
-from softhull.propagate.perturbation import Perturbation, Region
+from softhull.regions import Perturbation, Region
 
 
 def planted(rng: np.random.Generator, x: torch.Tensor, region: Region, inputs: int, hidden: int) -> Graph:

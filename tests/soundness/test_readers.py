@@ -20,7 +20,7 @@ from softhull.checker.certificate import write_certificate
 from softhull.cli.app import app
 from softhull.data import bundled
 from softhull.formats.datasets import load_dataset
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 COUNT = int(os.environ.get("SOFTHULL_FUZZ", "60"))
 SEED = int(os.environ.get("SOFTHULL_SEED", "0"))

@@ -10,7 +10,7 @@ import torch
 
 from softhull.attack.score import ScoreAttack
 from softhull.errors import InvalidInput
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.solve.dual import Dual
 from softhull.verify.conformal import Conformal, ConformalScore, conformal_quantile, study_conformal
 from softhull.verify.ranges import on_the_simplex

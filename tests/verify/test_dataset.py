@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 from softhull.attack.score import ScoreAttack
+from softhull.attack.visits import attack_samples
 from softhull.errors import InvalidInput
 from softhull.propagate.methods import Auto, Linear
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.solve.dual import Dual
 from softhull.verify.calibration import calibration_error, classwise_error
 from softhull.verify.dataset import DatasetReport, certify_dataset, pack_samples, unpack_samples
@@ -164,6 +167,20 @@ def test_simplex_cuts_ranges_and_lifts_the_largest() -> None:
 def test_an_exhausted_time_limit_leaves_sound_ranges() -> None:
     graphs, x, y, perturbation = case(1)
     report = certify_dataset(graphs, x, y, perturbation, method=FEW, attack=QUICK, timeout=0)
+    assert_sound(report, graphs, x, y, perturbation, 1)
+
+
+@pytest.mark.usefixtures("heard")
+def test_ctrl_c_leaves_sound_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, x, y, perturbation = case(2)
+
+    def attack(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return attack_samples(*arguments)
+
+    monkeypatch.setattr("softhull.verify.dataset.attack_samples", attack)
+    report = certify_dataset(graphs, x, y, perturbation, method=FEW, attack=QUICK)
+    assert report.interrupted
     assert_sound(report, graphs, x, y, perturbation, 1)
 
 

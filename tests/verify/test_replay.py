@@ -17,7 +17,7 @@ from softhull.formats.network import Network
 from softhull.formats.onnx import parse_onnx
 from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.propagate.methods import Linear
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.runs.vnncomp import decide
 from softhull.solve.dual import Dual
 from softhull.verify.result import Verdict

@@ -15,9 +15,10 @@ from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
-from softhull.propagate.methods import Linear, Paper, find_method
-from softhull.propagate.perturbation import Perturbation
+from softhull.propagate.methods import Linear, Paper
+from softhull.regions import Perturbation
 from softhull.verify import prove
+from softhull.verify.methods import CLASSES, RANGES, SCORES, TABLE, find_method
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import certified_radius, verify_robustness, verify_specification
 from softhull.verify.unsafe import class_change
@@ -201,11 +202,27 @@ def test_senseless_questions_are_refused_in_one_line(change, message):
 
 
 def test_methods_have_names():
-    assert find_method("linear", "lse*", 5) == Linear("lse*", 5)
-    assert find_method("paper", "er") == Paper("er") == find_method(Paper("er"))
-    for wrong in (("guess", None, None), ("linear", "tight", None), ("linear", None, -1), ("paper", None, 5)):
+    assert find_method("linear", bound="lse*", optimize=5) == Linear("lse*", 5)
+    assert find_method("paper", bound="er") == Paper("er") == find_method(Paper("er"))
+    for name, wrong in (("guess", {}), ("linear", {"bound": "tight"}), ("linear", {"optimize": -1})):
         with pytest.raises(InvalidInput):
-            find_method(*wrong)
+            find_method(name, **wrong)
+    with pytest.raises(InvalidInput, match="takes no gradient steps"):
+        find_method("paper", optimize=5)
+    with pytest.raises(InvalidInput, match=r"did you mean linear\?"):
+        find_method("liner")
+
+
+def test_every_method_answers_what_the_table_says():
+    """And is refused, by its name and as an object, where it does not."""
+    for name, entry in TABLE.items():
+        for question in (CLASSES, SCORES, RANGES):
+            for asked in (name, entry.settings()()):
+                if question in entry.answers:
+                    assert type(find_method(asked, question)) is entry.settings()
+                else:
+                    with pytest.raises(InvalidInput, match=f"method '{name}' does not bound {question}"):
+                        find_method(asked, question)
 
 
 def _specification(offset: float) -> Specification:

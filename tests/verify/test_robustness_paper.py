@@ -16,7 +16,7 @@ from softhull.cli.app import app
 from softhull.formats.onnx import load_onnx
 from softhull.formats.vnnlib import Disjunct, Specification, write_vnnlib
 from softhull.propagate.methods import Linear, Paper
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 from tests.propagate.checks import assert_claims_hold

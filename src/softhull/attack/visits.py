@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..propagate.perturbation import Region
+from ..regions import Region
 from .score import ScoreAttack
 
 Objective = Callable[[Tensor, Tensor], Tensor]  # (probabilities [B, K], labels [B]) -> what is raised [B]
@@ -62,10 +62,13 @@ def attack_samples(
     label: Tensor,
     region: Region,
     edges: np.ndarray,
-    attack: ScoreAttack,
+    attack: ScoreAttack | None,
     deadline: float | None = None,
 ) -> Visits:
-    """Run one attack per objective on a batch and keep what they meet; ``edges [bins + 1]`` of confidences."""
+    """Run one attack per objective on a batch and keep what they meet; ``edges [bins + 1]`` of confidences.
+
+    Without an attack only the inputs themselves are met.
+    """
     seen = _Seen(label, torch.as_tensor(edges, device=x.device))
 
     def looked_at(objective: Objective) -> Callable[[Tensor], Tensor]:
@@ -79,6 +82,9 @@ def attack_samples(
     found = [probabilities(x)]
     seen.look(found[0])
     for objective in OBJECTIVES:
+        if attack is None:
+            found.append(found[0])
+            continue
         _, worst = attack.run(looked_at(objective), region, [x], deadline)
         found.append(probabilities(worst))
         seen.look(found[-1])

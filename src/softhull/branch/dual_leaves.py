@@ -11,7 +11,7 @@ from torch import Tensor
 from ..graph.operator import Interval
 from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.rounding import ulps
-from ..propagate.perturbation import Region
+from ..regions import Region
 from ..solve.cuts import Cuts
 from ..solve.dual import Descent, Dual
 from ..solve.lagrangian import Lagrangian

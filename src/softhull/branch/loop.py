@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+from ..deadlines import passed
 from ..propagate.methods import Branch
 from .cuts import Cut, Path
 from .tree import Node
@@ -144,7 +145,7 @@ class Search:
         self._open[problem] = []
 
     def _late(self) -> bool:
-        return time.monotonic() >= self.deadline
+        return passed(self.deadline)
 
     def _challenge(self, challenge: Callable[[list[int], list[Any]], None]) -> None:
         worst = [(heap[0][1], problem) for problem, heap in enumerate(self._open) if heap]

@@ -31,6 +31,20 @@ class Node:
     def depth(self) -> int:
         return len(self.path)
 
+    def cuts(self) -> tuple[tuple[int, float], ...]:
+        """The tree of a search that cuts inputs only: every node before its children, -1 for a leaf."""
+        found, waiting = [], [self]
+        while waiting:
+            node = waiting.pop()
+            if node.children is None:
+                found.append((-1, 0.0))
+                continue
+            below, above = sorted(node.children, key=lambda child: not (child.side and child.side.below))
+            assert below.side is not None
+            found.append((below.side.plus, below.side.threshold))
+            waiting += [above, below]
+        return tuple(found)
+
     def leaves(self) -> list[Node]:
         """The cells that cover this one, left to right."""
         found, waiting = [], [self]

@@ -14,10 +14,10 @@ from ..graph.graph import Graph
 from ..graph.operator import Bilinear
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import SecondOrder
-from ..propagate.perturbation import Region
 from ..propagate.second_order.forward import NoAffineForms
 from ..propagate.second_order.specification import SecondOrderBounds
 from ..propagate.structure import Structure, pieces, positions
+from ..regions import Region
 from .cuts import Cut
 from .loop import Cell, Solved
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from ..checker.network import Kink
 from ..checker.replay import Rule, Rules
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..formats.network import Network
-    from ..propagate.perturbation import Region
+    from ..regions import Region
 
 
 class LagrangianRows:
-    """Claims on linear functions of the probabilities, and their ranges ``least`` and ``most [1, K]``."""
+    """Claims on linear functions of the probabilities."""
 
     def __init__(self, proof: Proof, networks: Sequence[Network], region: Region) -> None:
         proof.prepare(proof.networks.logits, stops=True)
@@ -32,21 +33,29 @@ class LagrangianRows:
             proof.prepare_softmax(output.node, stops=True)
         self.proof = proof
         self.relaxation = relax(stack_networks([n.graph for n in networks]), region, parse_bounds("all"))
-        self.least, self.most = self.relaxation.probabilities()
 
-    def claim(self, coefficients: Tensor) -> tuple[float, Tensor]:
-        """A lower bound on ``-coefficients . (sum of the probabilities)``, and probabilities that nearly attain it."""
-        solution = Dual(stages=2).solve(self.relaxation, coefficients)
-        whole = Lagrangian(self.relaxation, coefficients)
-        self.proof.choose_first = _choices(self.proof, self.relaxation, whole, solution.certificate)
-        return self.proof.claim_score(-coefficients[0].numpy()), solution.probabilities
+    def claim(self, coefficients: Tensor) -> None:
+        """Lower bounds on ``-coefficients . (sum of the probabilities)``, one claim for every row ``[R, K]``."""
+        relaxation = self.relaxation.take(torch.zeros(len(coefficients), dtype=torch.long))
+        solution = Dual(stages=2).solve(relaxation, coefficients)  # all rows at once: small programs are all overhead
+        chosen = solution.certificate | {"coefficients": coefficients}
+        for r in range(len(coefficients)):
+            self.follow({name: part[r] for name, part in chosen.items()})
+
+    def follow(self, found: Mapping[str, Tensor]) -> None:
+        """The claim on one row ``coefficients [K]`` with the multipliers and tangent points that were found for it."""
+        row, multipliers, points = (found[n].cpu()[None] for n in ("coefficients", "multipliers", "tangent_points"))
+        whole = Lagrangian(self.relaxation, row)
+        self.proof.choose_first = _choices(self.proof, self.relaxation, whole, multipliers, points)
+        self.proof.claim_score(-row[0].numpy())
 
 
-def _choices(proof: Proof, relaxation: Relaxation, whole: Lagrangian, found: dict[str, Any]) -> Rules:
+def _choices(
+    proof: Proof, relaxation: Relaxation, whole: Lagrangian, multipliers: Tensor, tangent_points: Tensor
+) -> Rules:
     """Slopes of the activations, planes at the tangent points and their weights, simplex multipliers; by node."""
     chosen: dict[int, Rule] = {}
-    parts = whole.views(found["multipliers"])
-    tangent_points = found["tangent_points"]
+    parts = whole.views(multipliers)
     sizes = [len(stack.stack.members) for stack in relaxation.stacks]
     whole.touch(list(tangent_points.split(sizes, 1)))
     position = 0

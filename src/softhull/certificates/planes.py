@@ -42,6 +42,12 @@ def best_lower(x: Logits, k: int, at: Floats, like: Floats | None = None) -> tup
     return best
 
 
+def referring(plane: tuple[float, ...], shown: list[int]) -> tuple[float, ...]:
+    """Parameters whose reference counts the visible logits of a row as ones that count all of its logits."""
+    reference, *rest = plane
+    return (float(shown[int(reference)]) if reference >= 0 else -1.0, *rest)
+
+
 def best_upper(x: Logits, k: int, at: Floats) -> Floats:
     """Pulls of the plane above ``p_k`` that is lowest at a point: the concave envelope in the log-odds."""
     others = np.delete(np.arange(len(at)), k)

@@ -5,7 +5,8 @@ The bounds that are claimed are those that the checker itself derives, rounded d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,58 @@ from ..checker.balls import Balls, Floats, exact, lower_floats
 from ..checker.certificate import FORMAT, VERSION, Certificate
 from ..checker.check import LARGEST_STEP, region_of, sha256
 from ..checker.forms import pairs_within, unit_rows
-from ..checker.network import Input, Kink, Linear, Networks, Product, Softmax, Sum, View
+from ..checker.network import Curve, Input, Kink, Linear, Networks, Product, Softmax, Sum, View
 from ..checker.positions import Indices, Places
-from ..checker.replay import Functions, Knowledge, Planes, Rule, Rules
-from .planes import best_lower, best_upper, centre, parameters
+from ..checker.replay import Functions, Knowledge, Planes, Region, Rule, Rules
+from .curves import slopes
+from .planes import best_lower, best_upper, centre, parameters, referring
 
 
 class Proof:
     """Steps under construction for one input of some networks, and what they have proved."""
 
     def __init__(
-        self, models: Sequence[str | Path], x: Floats, eps: float, norm: str, clip: Sequence[float] | None
+        self,
+        models: Sequence[str | Path],
+        x: Floats,
+        eps: float | None,
+        norm: str,
+        clip: Sequence[float] | None,
+        parts: Mapping[str, Any] | None = None,
     ) -> None:
+        parts = parts or {}
         self.models, self.x = models, x.astype(np.float64).ravel()
-        self.region = {"eps": float(eps), "norm": norm, "clip": None if clip is None else [float(c) for c in clip]}
+        self.region = {
+            "eps": None if eps is None else float(eps),
+            "norm": norm,
+            "clip": None if clip is None else [float(c) for c in clip],
+            **{name: f"region {name}" if isinstance(part, np.ndarray) else part for name, part in parts.items()},
+        }
         self.networks = Networks(models)
-        self.known = Knowledge(self.networks, region_of(self.x, eps, norm, clip))
+        self.known = Knowledge(self.networks, region_of(self.x, eps, norm, clip, parts))
         self.steps: list[dict[str, Any]] = []
         self.arrays: dict[str, np.ndarray[Any, Any]] = {"input": self.x}
+        self.arrays |= {f"region {name}": part for name, part in parts.items() if isinstance(part, np.ndarray)}
+        self._names = {id(self.x): "input"}
         self.scores: list[tuple[Floats, Floats]] = []
         self.products = "planes"  # how products are passed: "planes" or "contracted"
         self.anchors: dict[int, tuple[int, Floats, Floats]] = {}  # by softmax: step, values below and above
         self.choose_first: Rules | None = None  # choices made elsewhere; they go before our own
         self._slopes: dict[int, str] = {}
+        self._curves: dict[int, Rule] = {}
         self._widest = max(node.size for node in self.networks.nodes)
 
-    def certificate(self, property: dict[str, Any], index: int | None) -> Certificate:
+    def cell(self, region: Region) -> Proof:
+        """A proof about a part of the region, whose steps are its own; the arrays of all cells are in one place."""
+        part = copy(self)
+        part.known = Knowledge(self.networks, region)
+        part.steps, part.scores, part.anchors, part._slopes = [], [], {}, {}
+        part.products, part.choose_first = "planes", None
+        return part
+
+    def certificate(
+        self, property: dict[str, Any], index: int | None, tree: dict[str, Any] | None = None
+    ) -> Certificate:
         models = [{"file": Path(m).name, "sha256": digest} for m, digest in zip(self.models, self.networks.digests)]
         header = {
             "format": FORMAT,
@@ -49,9 +76,8 @@ class Proof:
             "input": {"array": "input", "sha256": sha256(self.x.astype("<f8").tobytes()), "index": index},
             "region": self.region,
             "property": property,
-            "steps": self.steps,
         }
-        return Certificate(header, self.arrays)
+        return Certificate(header | ({"steps": self.steps} if tree is None else {"tree": tree}), self.arrays)
 
     # Claims
 
@@ -62,14 +88,17 @@ class Proof:
         """
         for index in self.before(views):
             node = self.networks.nodes[index]
-            if isinstance(node, Kink):
+            if isinstance(node, Curve):
+                if self._deep(node.x.node):
+                    self._claim_all(node.x, stops)
+            elif isinstance(node, Kink):
                 lower, upper = self.known.box(node.x)
                 crossing = Places(np.flatnonzero((lower < 0) & (upper > 0)), node.x.size)
                 if self._deep(node.x.node):  # otherwise interval arithmetic is exact
                     self._claim_all(node.x.at(crossing), stops)
             elif isinstance(node, Product):
                 for view in (node.x, node.y):
-                    if not isinstance(self.networks.nodes[view.node], Softmax | Kink):
+                    if not isinstance(self.networks.nodes[view.node], Softmax | Kink | Curve):
                         self._claim_all(view, stops)
             elif isinstance(node, Softmax):
                 self.prepare_softmax(index, stops)
@@ -102,13 +131,15 @@ class Proof:
         below, above = np.zeros((1 if like is None else 2, R, K, 4)), np.zeros((1, R, K, K))
         point = np.zeros((R, K))
         for r in range(R):
-            x = self.known.logits(node, r)
-            point[r] = centre(x) if at is None else np.clip(at[r], x.low, x.high)
-            for k in range(K):
-                below[0, r, k] = best_lower(x, k, point[r], None if like is None else like[r, k])
+            x, shown = self.known.logits(node, r), self.known.visible(node, r)
+            here = centre(x) if at is None else np.clip(at[r, shown], x.low, x.high)
+            point[r, shown] = here
+            for own, k in enumerate(shown):
+                lower = best_lower(x, own, here, None if like is None else like[r, k, shown])
+                below[0, r, k] = referring(lower, shown)
                 if like is not None:
-                    below[1, r, k] = parameters(x, k, point[r], k, 1.0)
-                above[0, r, k] = best_upper(x, k, point[r])
+                    below[1, r, k] = referring(parameters(x, own, here, own, 1.0), shown)
+                above[0, r, k, shown] = best_upper(x, own, here)
         planes = self.known.derive_planes(index, below, above)
         number = self.add_planes(index, planes, below, above)
 
@@ -244,11 +275,21 @@ class Proof:
         node = self.networks.nodes[index]
         if isinstance(node, Kink):
             return {"slope": self.arrays[self._slope(index, node)]}
+        if isinstance(node, Curve):
+            return self._curve(index, node)
         if isinstance(node, Softmax):
             return self._choose_planes(index, node, A)
         assert isinstance(node, Product)
         contracted = self._choose_functions(node, A) if self.products == "contracted" else None
         return contracted or {"below": np.full(node.size, 0.5), "above": np.full(node.size, 0.5)}
+
+    def _curve(self, index: int, node: Curve) -> Rule:
+        if index not in self._curves:
+            below, above = slopes(node.kind, *self.known.box(node.x))
+            self._curves[index] = {"below": below, "above": above}
+            for array in (below, above):
+                self.keep(array)
+        return self._curves[index]
 
     def _slope(self, index: int, node: Kink) -> str:
         if index not in self._slopes:
@@ -312,12 +353,10 @@ class Proof:
     # Small things
 
     def keep(self, array: np.ndarray[Any, Any]) -> str:
-        for name, known in self.arrays.items():
-            if known is array:
-                return name
-        name = f"a{len(self.arrays)}"
-        self.arrays[name] = array
-        return name
+        if id(array) not in self._names:
+            self._names[id(array)] = name = f"a{len(self.arrays)}"
+            self.arrays[name] = array  # kept: its identity is not given to another one
+        return self._names[id(array)]
 
     def _parts(self, items: Any, sides: int) -> list[Any]:
         step = max(1, LARGEST_STEP // (sides * self._widest))

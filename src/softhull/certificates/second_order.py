@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,12 @@ from flint import arb
 
 from ..checker.balls import Balls, Floats, magnitude, upper_floats
 from ..checker.network import Input, Product, Softmax, View
-from ..checker.positions import Indices
-from ..checker.quadratic import least
+from ..checker.positions import Indices, Places
+from ..checker.quadratic import least as least_value
 from ..checker.replay import Rule
 from ..checker.softmax import Logits, NotAPlane, lower_plane, sigma, upper_plane
-from .planes import STEEPEST, centre
+from ..propagate.second_order.row_fit import CELLS, fit_rows
+from .planes import STEEPEST, centre, referring
 from .prover import Proof
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class SecondOrder:
     def __init__(self, proof: Proof, views: Sequence[View]) -> None:
         self.proof, self.known = proof, proof.known
         self._errors: dict[int, Floats] = {}  # of the probabilities beside their affine functions, by softmax
+        self._near: Floats | None = None  # noise near which rows of a softmax are fitted, or None
+        self._worst: Floats | None = None  # noise at which the last quadratic was least
         for index in proof.before(views):
             if isinstance(proof.networks.nodes[index], Softmax):
                 self._form(index)
@@ -46,9 +49,10 @@ class SecondOrder:
         R, K = node.rows.shape
         below, above = np.zeros((1, R, K, 4)), np.zeros((1, R, K, K))
         for r in range(R):
-            x = self.known.logits(node, r)
-            for k in range(K):
-                below[0, r, k], above[0, r, k] = parallel_planes(x, k)
+            x, shown = self.known.logits(node, r), self.known.visible(node, r)
+            for own, k in enumerate(shown):
+                lower, above[0, r, k, shown] = parallel_planes(x, own)
+                below[0, r, k] = referring(lower, shown)
         planes = self.known.derive_planes(index, below, above)
         number = proof.add_planes(index, planes, below, above)
         before = self.known.forms.count
@@ -58,15 +62,23 @@ class SecondOrder:
         self._errors[index] = form.slope[:, before:].astype(np.float64).sum(1)
         proof.derive_planes(index)
 
-    def lead(self, view: View, label: int, rival: int) -> float:
-        """Claim that one entry exceeds another, and by how much."""
-        with self.choosing():
+    def lead(self, view: View, label: int, rival: int, fitted: bool = False) -> float:
+        """Claim that one entry exceeds another, and by how much.
+
+        ``fitted``: with quadratics of attention rows, near the noise at which the walk before this was at its least.
+        """
+        with self.choosing(fitted):
             return self.proof.claim_difference(view, label, rival)
 
+    def sign(self, view: View, positive: bool) -> float:
+        """Claim that a single output is positive (negative): how far it stays from zero."""
+        with self.choosing():
+            return self.proof.claim_sign(view, positive)
+
     @contextmanager
-    def choosing(self) -> Iterator[None]:
+    def choosing(self, fitted: bool = False) -> Iterator[None]:
         """Walks that split products."""
-        self.proof.choose_first = self._choose
+        self.proof.choose_first, self._near = self._choose, self._worst if fitted else None
         yield
         self.proof.choose_first = None
 
@@ -74,6 +86,9 @@ class SecondOrder:
         node = self.proof.networks.nodes[index]
         if isinstance(node, Input):
             return self._multipliers(A[0], A[1:])
+        plain = isinstance(node, Softmax) and node.hidden is None
+        if isinstance(node, Softmax) and plain and self._near is not None and node.rows.shape[1] - 1 in CELLS:
+            return self._fit(index, node, node.outputs.of(A[0].astype(np.float64)), self._near)
         if not isinstance(node, Product):
             return None
         for side, view in enumerate((node.x, node.y)):
@@ -99,6 +114,45 @@ class SecondOrder:
             found[members] = members[np.argmin(errors[members] @ apart)]
         return found
 
+    def _fit(self, index: int, node: Softmax, weights: Floats, near: Floats) -> Rule | None:
+        """Quadratics below ``weights [R, K]`` on the rows of a softmax, as close as they can be at some noise."""
+        import torch
+
+        R, K = node.rows.shape
+        apart = np.stack([self.known.logits(node, r).apart for r in range(R)])
+        width = -apart - apart.swapaxes(1, 2)
+        reference = np.log(np.maximum(width, 1e-12)).sum(1).argmin(1)  # whose differences have the smallest box
+        row, last = np.arange(R)[:, None], reference[:, None]
+        others = np.array([np.delete(np.arange(K), J) for J in reference])
+        places = node.rows.at
+        pairs = np.stack(np.broadcast_arrays(places[row, others], places[row, last]), -1).reshape(-1, 2)
+        d = self.known.forms.apart(index, Places(pairs, node.size))
+        known = d.slope.astype(np.float64)[:, : len(near)]
+        point = (d.centre.astype(np.float64) + known @ near[: known.shape[1]]).reshape(R, K - 1)
+        low, high = apart[row, others, last], -apart[row, last, others]
+        middle = low + (high - low) / 2
+        between = apart[row[..., None], others[:, :, None], others[:, None]]
+        between = between - middle[:, :, None] + middle[:, None]
+        a = np.concatenate((weights[row, others], weights[row, last]), 1)
+        A, at, lower, upper, least, most, here = (
+            torch.from_numpy(part)
+            for part in (
+                a,
+                np.pad(middle, ((0, 0), (0, 1))),
+                low - middle,
+                high - middle,
+                between,
+                -between.swapaxes(1, 2),
+                np.clip(point, low, high) - middle,
+            )
+        )
+        found = fit_rows(A, at, lower, upper, (least, most), here)
+        value, slope, matrix = (part.numpy() for part in (found.value, found.slope, found.matrix))
+        if not np.isfinite(value).all():
+            return None
+        slack = 1e-9 * (1 + np.abs(value))
+        return {"fit": reference, "origin": middle, "slope": slope, "matrix": matrix, "value": value - slack}
+
     def _multipliers(self, linear: Balls, B: Balls) -> Rule:
         """Multipliers found in floating point, with as much more as the checker asks for, and the minimiser."""
         import torch
@@ -115,38 +169,38 @@ class SecondOrder:
             multipliers = np.where(idle, 0.0, d * (1 + more) + more * d.mean())
             M = B_ + np.diag(np.where(idle, 1.0, multipliers))
             point = -np.linalg.solve(M, l_) / 2
-            if least(linear, B, multipliers, point, noise) is not None:
+            if least_value(linear, B, multipliers, point, noise) is not None:
+                self._worst = np.clip(point, -1, 1)
                 return {"multipliers": multipliers, "point": point}
         dominant = 1.01 * upper_floats(magnitude(B).sum(1)).astype(np.float64)  # semidefinite whatever B is
         return {"multipliers": dominant, "point": np.zeros(len(d))}
 
 
 class QuadraticRows:
-    """Claims on linear functions of the probabilities, and their ranges ``least`` and ``most [1, K]``.
+    """Claims on linear functions of the probabilities.
 
-    The label's logit against every other is bounded by second order first, which tightens the planes of the output.
+    Some differences of logits, ``pairs [N, 2]``, are bounded by second order first, which tightens the planes of the
+    outputs. These are tangent at ``logits``, one ``[K]`` for every network, or amid what is known.
     """
 
-    def __init__(self, proof: Proof, label: int) -> None:
-        import torch
-
+    def __init__(self, proof: Proof, pairs: Indices, logits: Sequence[Floats] | None = None) -> None:
         proof.prepare(proof.networks.logits)
         self.proof, self.second_order = proof, SecondOrder(proof, proof.networks.logits)
-        ends = []
-        for logits, output in zip(proof.networks.logits, proof.networks.probabilities):
+        for number, (view, output) in enumerate(zip(proof.networks.logits, proof.networks.probabilities)):
             proof.prepare_softmax(output.node)
-            for rival in range(logits.size):
-                if rival != label:
-                    self.second_order.lead(logits, label, rival)
-            proof.derive_planes(output.node)
-            ends.append(proof.known.box(output))
-        self.least, self.most = (torch.from_numpy(np.mean(end, 0).reshape(1, -1)) for end in zip(*ends))
+            for j, k in pairs.tolist():
+                self.second_order.lead(view, j, k)
+            proof.derive_planes(output.node, None if logits is None else logits[number][None])
 
-    def claim(self, coefficients: Tensor) -> tuple[float, Tensor]:
-        """A lower bound on ``-coefficients . (sum of the probabilities)``, and probabilities to try next."""
-        with self.second_order.choosing():
-            found = self.proof.claim_score(-coefficients[0].numpy())
-        return found, (self.least + self.most) / 2
+    def claim(self, coefficients: Tensor) -> None:
+        """Lower bounds on ``-coefficients . (sum of the probabilities)``, one claim for every row ``[R, K]``."""
+        for row in coefficients:
+            self.follow({"coefficients": row})
+
+    def follow(self, found: Mapping[str, Tensor], fitted: bool = False) -> None:
+        """The claim on one row ``coefficients [K]``."""
+        with self.second_order.choosing(fitted):
+            self.proof.claim_score(-found["coefficients"].cpu().numpy())
 
 
 def parallel_planes(x: Logits, k: int) -> tuple[tuple[float, float, float, float], Floats]:

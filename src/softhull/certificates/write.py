@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -13,20 +14,29 @@ import numpy as np
 from ..checker.certificate import Certificate, Refused, write_certificate
 from ..checker.check import conclusion
 from ..checker.network import Product
+from ..checker.ranges import LARGEST_BRIER, ProvedRanges, proved_ranges
 from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
 from .prover import Proof
 from .second_order import QuadraticRows, SecondOrder
+from .tree import Cuts, prove_cells
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..formats.network import Network
-    from ..propagate.perturbation import Perturbation
-    from ..verify.scores import Piece, Score
+    from ..regions import Alternatives, AnyPerturbation, Perturbation
+    from ..verify.ranges import Ranges
+    from ..verify.scores import Score
+    from ..verify.uncertainty import ScoreRecord
+    from .ensemble import LagrangianRows
 
 
 P = ParamSpec("P")
+_FITS = 2  # of attention rows, each near the noise that was worst for the one before
+
+# What a row must gain on an end of a range to be worth its steps.
+ROW_GAIN = 1e-3
 
 
 class NoProof(SofthullError):
@@ -51,37 +61,58 @@ def class_certificate(
     model: str | Path,
     x: np.ndarray,
     label: int,
-    perturbation: Perturbation,
+    perturbation: AnyPerturbation,
     rivals: Sequence[int] | None = None,
     index: int | None = None,
+    proved_by: Mapping[int, str] | None = None,
+    cuts: Cuts = (),
 ) -> Certificate:
     """A proof that ``label`` stays ahead of ``rivals`` (default: all other classes) within the perturbation.
 
-    ``index`` says where the input stands in its data file. Raises NoProof, or ModelError for operators that the
-    checker does not cover.
+    ``x`` has the shape of the network's input; ``index`` says where it stands in its data file. What the run knows of
+    its proof saves work here:
+    ``proved_by``, what some rivals were excluded by (linear walks are not tried where it took second order), and
+    ``cuts``, those by which a branched region was proved; both are in ``Record``. Raises NoProof, or ModelError for
+    operators that the checker does not cover.
     """
-    proof = Proof([model], x, perturbation.eps, _norm(perturbation), perturbation.clip)
+    proof = Proof([model], x, *_region(perturbation, x))
+    classes = proof.networks.logits[0].size
+    rivals = range(classes) if rivals is None else rivals
+    rivals = [int(k) for k in rivals if k != label] if classes > 1 else []
+    if classes > 1 and not rivals:
+        raise NoProof("there is no other class to stay ahead of")
+    property = {"kind": "class", "label": int(label), "rivals": rivals}
+    if cuts:
+        return proof.certificate(property, index, prove_cells(proof, cuts, lambda cell: _lead(cell, label, rivals)))
+    if why := _lead(proof, label, rivals, proved_by):
+        raise NoProof(why)
+    return proof.certificate(property, index)
+
+
+def _lead(proof: Proof, label: int, rivals: Sequence[int], proved_by: Mapping[int, str] | None = None) -> str:
+    """Claim that the label stays ahead of its rivals, or of nothing but zero; returns why that is not proved."""
     logits = proof.networks.logits[0]
-    classes = logits.size
     proof.prepare([logits])
-    if classes == 1:
+    if not rivals:
         found = proof.claim_sign(logits, label == 1)
-        rivals = []
+        if not found > 0:
+            found = SecondOrder(proof, [logits]).sign(logits, label == 1)
     else:
-        rivals = [k for k in range(classes) if k != label] if rivals is None else [k for k in rivals if k != label]
-        if not rivals:
-            raise NoProof("there is no other class to stay ahead of")
-        margins = proof.claim_lead(logits, label, rivals)
+        quadratic = [(proved_by or {}).get(k) in ("second order", "fitted rows") for k in rivals]
+        margins = np.full(len(rivals), -np.inf)
+        plain = np.flatnonzero(~np.array(quadratic))
+        margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain.tolist()])
         if not (margins > 0).all():
             second_order = SecondOrder(proof, [logits])
             for place in np.argsort(margins)[: int((~(margins > 0)).sum())].tolist():
-                margins[place] = second_order.lead(logits, label, rivals[place])
-                if not margins[place] > 0:
+                for fitted in (False, *[True] * _FITS):
+                    margins[place] = second_order.lead(logits, label, rivals[place], fitted)
+                    if margins[place] > 0:
+                        break
+                else:  # what is not proved of one rival need not be proved of others
                     break
         found = float(margins.min())
-    if not found > 0:
-        raise NoProof(f"the rules of the checker prove a margin of {found:.3g} only")
-    return proof.certificate({"kind": "class", "label": int(label), "rivals": [int(k) for k in rivals]}, index)
+    return "" if found > 0 else f"the rules of the checker prove a margin of {found:.3g} only"
 
 
 @_proving
@@ -90,67 +121,181 @@ def score_certificate(
     networks: Sequence[Network],
     x: np.ndarray,
     label: int,
-    perturbation: Perturbation,
+    perturbation: AnyPerturbation,
     score: str | Score = "nll",
     index: int | None = None,
+    record: ScoreRecord | None = None,
 ) -> Certificate:
-    """A proof of a bound on the score of the mean probabilities.
+    """A proof of the bound on the score of the mean probabilities that a run reported, or of one as close as it gets.
 
+    ``record`` is what the run says of the instance, with its choices (``proofs``); without one there is a run first.
     Networks with products (attention) are bounded by second order, others by the multipliers of the Lagrangian method.
     """
     import torch
 
+    from ..propagate.methods import SecondOrder as SecondOrderMethod
+    from ..regions import as_perturbation
     from ..verify.scores import find_score
-    from .ensemble import LagrangianRows
+    from ..verify.uncertainty import verify_uncertainty
 
     kind = find_score(score)
-    proof = Proof(models, x, perturbation.eps, _norm(perturbation), perturbation.clip)
-    rows: QuadraticRows | LagrangianRows
-    if any(isinstance(node, Product) for node in proof.networks.nodes):
-        rows = QuadraticRows(proof, int(label))
+    perturbation = as_perturbation(perturbation)
+    proof = Proof(models, x, *_region(perturbation, x))
+    products = _has_products(proof)
+    wanted = "pairs" if products else "multipliers"
+    if record is None or not any(wanted in found for found in record.proof or ()):
+        method = SecondOrderMethod(row_fit=False) if products else "auto"
+        again = verify_uncertainty(networks, x[None], np.array([label]), perturbation, kind, method, proofs=True)[0]
+        record = again if record is None else replace(again, bound=record.bound)
+    chosen = [found for found in record.proof or () if wanted in found]
+    if not chosen or record.failed:
+        raise NoProof(record.message or "the run keeps no choices that the checker could follow")
+    attempts: list[Callable[[Mapping[str, Tensor]], None]]
+    if products:
+        at = torch.from_numpy(record.worst_input)[None]
+        logits = [network.logits(at.reshape(1, *network.input_shape)).flatten().numpy() for network in networks]
+        quadratics = QuadraticRows(proof, np.argwhere(chosen[0]["pairs"].cpu().numpy()), logits)
+        attempts = [partial(quadratics.follow, fitted=fitted) for fitted in (False, *[True] * _FITS)]
     else:
-        centre = torch.as_tensor(x, dtype=torch.float64).reshape(1, *networks[0].input_shape)
-        rows = LagrangianRows(proof, networks, perturbation.around(centre))
-    least, most = rows.least, rows.most
-    y = torch.tensor([label])
-    worst = -math.inf
-    # The most dangerous pieces first: those that stay below what is proved of them need no proof of their own.
-    for piece in sorted(kind.pieces(y, least, most), key=lambda piece: -_reach(piece, least, most)):
-        if _reach(piece, least, most) < worst:
+        attempts = [_lagrangian_rows(proof, networks, perturbation).follow]
+    bound = None
+    for follow in attempts:
+        for found in chosen:
+            follow(found)
+        bound = _nearest(proof, kind, int(label), record.bound)
+        if bound == record.bound:
             break
-        best = math.inf
-        point = (least + most) / 2
-        for _ in range(piece.rounds):
-            plane = piece.tangent(point)
-            lower, point = rows.claim(plane.coefficients)
-            best = min(best, float(plane.offset[0]) - lower / len(models))
-        worst = max(worst, best)
-    bound = float(kind.from_badness(torch.tensor([worst], dtype=torch.float64))[0])
-    outward = 1 if kind.worst_when == "high" else -1
-    for slack in (1e-15, 1e-13, 1e-11, 1e-9, 1e-7):
-        stated = bound + outward * slack * (1 + abs(bound))
-        claim = {"kind": "score", "score": kind.name, "label": int(label), "bound": stated}
+    if bound is None:
+        raise NoProof("the rules of the checker prove no bound on the score")
+    return proof.certificate(_about(kind, int(label), bound), index)
+
+
+def _about(kind: Score, label: int, bound: float) -> dict[str, Any]:
+    return {"kind": "score", "score": kind.name, "label": label, "bound": bound}
+
+
+def _nearest(proof: Proof, kind: Score, label: int, bound: float) -> float | None:
+    """The bound itself where what is proved implies it, or one that is hardly weaker than need be, or None."""
+
+    def follows(stated: float) -> bool:
         try:
-            conclusion(claim, proof.networks, proof.known, proof.scores)
-        except Refused as problem:
-            refusal = str(problem)
-        else:
-            return proof.certificate(claim, index)
-    raise NoProof(refusal)
+            conclusion(_about(kind, label, stated), proof.networks, proof.known, proof.scores)
+        except Refused:
+            return False
+        return True
+
+    outward, unit = 1 if kind.worst_when == "high" else -1, 1 + abs(bound)
+    if follows(bound):
+        return bound
+    weakest = next((e for e in range(-15, 3) if follows(bound + outward * unit * 10.0**e)), None)
+    if weakest is None:
+        return None
+    low, high = 10.0 ** (weakest - 1), 10.0**weakest
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if follows(bound + outward * unit * middle) else (middle, high)
+    return bound + outward * unit * high
 
 
-def _reach(piece: Piece, least: Tensor, most: Tensor) -> float:
-    """What a piece reaches at most on the ranges of the mean probabilities alone."""
-    plane = piece.tangent((least + most) / 2)
-    c = plane.coefficients
-    return float(plane.offset + (c.clamp(min=0) * most + c.clamp(max=0) * least).sum())
+@_proving
+def ranges_certificate(
+    models: Sequence[str | Path],
+    networks: Sequence[Network],
+    x: np.ndarray,
+    label: int,
+    perturbation: Perturbation,
+    wanted: Ranges,
+    index: int | None = None,
+) -> Certificate:
+    """A proof of ranges of the mean probabilities, of which classes may be on top, and of a bound on the Brier score.
+
+    ``wanted`` is what was certified of this one input. A row of its own is spent where it says more than the bounds on
+    the probabilities of every network do, by more than ``ROW_GAIN``; what is stated is what the checker derives.
+    """
+    import torch
+
+    from ..verify.scores import Brier
+
+    label = int(label)
+    proof = Proof(models, x, perturbation.eps, norm_of(perturbation), perturbation.clip)
+    rows = _rows_of(proof, networks, label, perturbation)
+    low, high, may_win = wanted.least[0], wanted.most[0], wanted.on_top[0]
+    unit, top = torch.eye(len(low), dtype=torch.float64), int(low.argmax())
+
+    def known() -> ProvedRanges:
+        return proved_ranges(label, proof.networks, proof.known, proof.scores)
+
+    def claim(found: list[Tensor]) -> None:
+        if found:
+            rows.claim(torch.stack(found))
+
+    least, most = known().ends
+    claim(
+        [unit[k] for k in np.flatnonzero(most - high > ROW_GAIN)]
+        + [-unit[k] for k in np.flatnonzero(low - least > ROW_GAIN)]
+    )
+    losers = [k for k in np.flatnonzero(~may_win).tolist() if k != top]
+    claim([unit[k] - unit[top] for k in losers if not known().ahead(k, top)])
+    if _stated_brier(known(), label, wanted.brier[0]) > wanted.brier[0] + ROW_GAIN:
+        (piece,) = Brier().pieces(torch.tensor([label]), *(torch.from_numpy(end)[None] for end in known().ends))
+        claim([piece.tangent(unit[:1]).coefficients[0]])
+    proved = known()
+    least, most = proved.ends
+    stated = {
+        "kind": "ranges",
+        "label": label,
+        "least": least.tolist(),
+        "most": most.tolist(),
+        "ahead": [top if k in losers and proved.ahead(k, top) else -1 for k in range(len(low))],
+        "brier": _stated_brier(proved, label, wanted.brier[0]),
+    }
+    conclusion(stated, proof.networks, proof.known, proof.scores)
+    return proof.certificate(stated, index)
+
+
+def _stated_brier(known: ProvedRanges, label: int, wanted: float) -> float:
+    """A bound on the Brier score that the checker derives, as near to what is wanted as a search by halves comes."""
+    low, high = float(wanted), LARGEST_BRIER
+    if known.brier_below(label, low):
+        return low
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if known.brier_below(label, middle) else (middle, high)
+    return high
+
+
+def _rows_of(
+    proof: Proof, networks: Sequence[Network], label: int, perturbation: Perturbation | Alternatives
+) -> QuadraticRows | LagrangianRows:
+    """Claims on linear functions of the probabilities, by the method that fits the networks."""
+    if not _has_products(proof):
+        return _lagrangian_rows(proof, networks, perturbation)
+    return QuadraticRows(proof, np.array([(label, k) for k in range(proof.networks.logits[0].size) if k != label]))
+
+
+def _lagrangian_rows(
+    proof: Proof, networks: Sequence[Network], perturbation: Perturbation | Alternatives
+) -> LagrangianRows:
+    import torch
+
+    from .ensemble import LagrangianRows
+
+    centre = torch.as_tensor(proof.x, dtype=torch.float64).reshape(1, *networks[0].input_shape)
+    return LagrangianRows(proof, networks, perturbation.around(centre))
+
+
+def _has_products(proof: Proof) -> bool:
+    return any(isinstance(node, Product) for node in proof.networks.nodes)
 
 
 class Folder:
-    """One file per certified instance; what could not be written is remembered with its reason."""
+    """One file per certified instance; what could not be written is remembered with its reason.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    Files are called by ``prefix`` and index.
+    """
+
+    def __init__(self, path: str | Path, prefix: str = "certificate") -> None:
+        self.path, self.prefix = Path(path), prefix
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
@@ -158,22 +303,31 @@ class Folder:
         self.written: dict[int, dict[str, Any]] = {}
         self.missing: dict[int, str] = {}
 
-    def keep(self, index: int, make: Callable[[], Certificate]) -> None:
+    def model(self, network: Network, path: str) -> str:
+        """The file that certificates of a network are about: its own, or here, if inputs were fixed or it was cut."""
+        if not network.changed:
+            return path
+        made = self.path / f"{Path(path).stem}-{network.sha256[:12]}.onnx"
+        made.write_bytes(network.model)
+        return str(made)
+
+    def keep(self, index: int, make: Callable[[], Certificate]) -> Certificate | None:
         """Write the certificate of an instance, or note why there is none: a verdict stands without its file."""
-        name = f"certificate-{index:05d}.npz"
+        name = f"{self.prefix}-{index:05d}.npz"
         try:
             certificate = make()
             write_certificate(self.path / name, certificate)
         except SofthullError as problem:
             self.missing[index] = str(problem)
-            return
+            return None
         except Exception as problem:  # whatever fails here must not take the verdicts with it
             line = " ".join(str(problem).split())
             self.missing[index] = f"the writer failed ({type(problem).__name__}{': ' if line else ''}{line})"
-            return
+            return None
         self.written[index] = {"certificate": name}
         if "bound" in certificate.header["property"]:
             self.written[index]["certificate_bound"] = certificate.header["property"]["bound"]
+        return certificate
 
     def described(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The answer of a command with the file, or the reason why there is none, beside every instance."""
@@ -191,5 +345,30 @@ class Folder:
         return line
 
 
-def _norm(perturbation: Perturbation) -> str:
+def _region(
+    given: AnyPerturbation, x: np.ndarray
+) -> tuple[float | None, str, tuple[float, float] | None, dict[str, Any]]:
+    """The region around ``x [*shape]`` in the language of the checker: radius, norm, clip range, and all else.
+
+    Where real numbers were rounded, as units of pixels are, the region is the larger one.
+    """
+    from ..regions import Alternatives, as_perturbation
+
+    asked = as_perturbation(given)
+    if isinstance(asked, Alternatives):
+        listed = asked.options(x.astype(np.float64))
+        positions = [p for p, options in enumerate(listed) for _ in options[1:]]
+        parts = {"options": np.concatenate([o[1:] for o in listed]), "positions": np.array(positions, dtype=np.int64)}
+        return None, "inf", None, parts | {"at_most": asked.at_most}
+    norm = "inf" if math.isinf(asked.norm) else str(int(asked.norm))
+    if asked.plain:
+        return asked.radius, norm, asked.clip, {}
+    found = asked.bounds(x.shape)
+    own = x.astype(np.float64)
+    ends = {"low": found.low and np.minimum(found.low[0], own), "high": found.high and np.maximum(found.high[1], own)}
+    ends["scale"] = found.scale and found.scale[1]
+    return found.eps, norm, None, {name: array for name, array in ends.items() if array is not None}
+
+
+def norm_of(perturbation: Perturbation) -> str:
     return "inf" if math.isinf(perturbation.norm) else str(int(perturbation.norm))

@@ -47,12 +47,15 @@ class Certificate:
         return found
 
 
-def read_members(path: str | Path, most: int = LARGEST_MEMBERS) -> dict[str, bytes]:
-    """The unpacked members of a zip file, within a limit on their size that holds whatever the file says of itself."""
+def read_members(path: str | Path, most: int = LARGEST_MEMBERS, content: bytes | None = None) -> dict[str, bytes]:
+    """The unpacked members of a zip file, within a limit on their size that holds whatever the file says of itself.
+
+    ``content``: of the file, where it has been read already.
+    """
     found: dict[str, bytes] = {}
     left = most
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path if content is None else io.BytesIO(content)) as archive:
             if len(archive.infolist()) > MOST_MEMBERS:
                 raise CertificateError(f"{path}: more than {MOST_MEMBERS} members")
             for member in archive.infolist():
@@ -91,16 +94,13 @@ def read_array(name: str, content: bytes) -> np.ndarray[Any, Any]:
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def read_certificate(path: str | Path) -> Certificate:
-    """Header and arrays; raises CertificateError with one line where that is impossible."""
-    members = read_members(path)
+def read_certificate(path: str | Path, content: bytes | None = None) -> Certificate:
+    """Header and arrays of a file or its content; raises CertificateError with one line where that is impossible."""
+    members = read_members(path, content=content)
     text = members.pop(HEADER, None)
     if text is None or len(text) > LARGEST_HEADER:
         raise CertificateError(f"{path}: no {HEADER} of at most {LARGEST_HEADER} bytes; not a certificate")
-    try:
-        header = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError):
-        raise CertificateError(f"{path}: {HEADER} is not JSON, names a key twice or is nested too deeply") from None
+    header = read_json(f"{path}: {HEADER}", text)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CertificateError(f"{path}: not a {FORMAT}")
     version = header.get("version")
@@ -121,6 +121,14 @@ def read_certificate(path: str | Path) -> Certificate:
             raise CertificateError(f"{path}: {problem}") from None
         arrays[name.removesuffix(SUFFIX)] = found.astype(np.int64 if found.dtype.kind in "iu" else np.float64)
     return Certificate(header, arrays)
+
+
+def read_json(name: str, text: bytes) -> Any:
+    """Plain data in which every object names its keys once."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        raise CertificateError(f"{name} is not JSON, names a key twice or is nested too deeply") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flint import arb, ctx
 
 from ..errors import one_line, quoted
 from .balls import PRECISION, Balls, Floats, exact, round_down, round_up
+from .cells import MOST_CELLS
 from .certificate import Certificate, CertificateError, Refused, read_array, read_certificate, read_members
 from .forms import unit_rows
 from .network import Networks, Softmax, View
 from .positions import Places
-from .replay import Functions, Knowledge, Region, Rule, Rules
+from .ranges import ranges_follow
+from .replay import Choices, Functions, Knowledge, Region, Rule, Rules
 from .scores import score_bound
 from .statement import Statement, read_statement, whole
+from .tree import cells_of
 
 LARGEST_STEP = 1 << 19  # coefficients held at once: rows times the largest node
 LARGEST_PROOF = 1 << 28  # the same over all steps: bounds the time
 LARGEST_DATA = 1 << 30  # bytes
+
+
+class Accepted(Protocol):
+    """What was accepted: in lines of words, and as plain data."""
+
+    def lines(self) -> list[str]: ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Checked:
     reason: str
     step: int | None = None
     steps: int = 0
-    statement: Statement | None = None
+    statement: Accepted | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", one_line(self.reason))  # parts of it come from files
@@ -79,16 +89,58 @@ def check_certificate(
     with ctx.workprec(PRECISION):
         certificate = read_certificate(path)
         networks = Networks(models)
-        try:
-            statement = read_statement(certificate.header, models, networks.digests, data)
+        inputs = None if data is None else DataFile(data)
+
+        def check() -> Checked:
+            statement = read_statement(certificate.header, models, networks.digests, data, certificate.arrays)
             statement.demand(index, eps, norm, clip, label)
-            return _Check(certificate, networks, statement).run(index)
-        except Refused as problem:
-            return Checked(False, str(problem))
-        except CertificateError as problem:
-            raise CertificateError(f"{path}: {problem}") from None
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as problem:
-            raise CertificateError(f"{path}: malformed ({type(problem).__name__}: {str(problem)[:80]})") from None
+            return replay_certificate(certificate, networks, statement, index, inputs)
+
+        return judge(path, check)
+
+
+def judge(path: str | Path, check: Callable[[], Checked]) -> Checked:
+    """The verdict on a file: what does not follow is rejected, what is malformed a CertificateError of one line."""
+    try:
+        return check()
+    except Refused as problem:
+        return Checked(False, str(problem))
+    except CertificateError as problem:
+        raise CertificateError(f"{path}: {problem}") from None
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as problem:
+        raise CertificateError(f"{path}: malformed ({type(problem).__name__}: {str(problem)[:80]})") from None
+
+
+class DataFile:
+    """Inputs, and labels where there are some, of an npz file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        members = read_members(path, LARGEST_DATA)
+        if "x.npy" not in members:
+            raise CertificateError(f"{path}: no array x; the checker reads npz files")
+        self._x = read_array("x", members["x.npy"])
+        self._y = read_array("y", members["y.npy"]) if "y.npy" in members else None
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def input(self, at: int | None) -> Floats:
+        """One input as a row; bytes are shades from 0 to 1."""
+        if at is None or not 0 <= at < len(self):
+            raise CertificateError(f"{self.path}: there is no input {at} among {len(self)}; name one with --index")
+        values = self._x[at].astype(np.float64) / (255 if self._x.dtype == np.uint8 else 1)
+        return np.asarray(values.ravel())
+
+    def label(self, at: int) -> float | None:
+        return None if self._y is None else float(self._y[at])
+
+
+def replay_certificate(
+    certificate: Certificate, networks: Networks, statement: Statement, index: int | None, inputs: DataFile | None
+) -> Checked:
+    """The verdict on what a certificate states; where ``inputs`` are given, it must be about ``index`` of them."""
+    return _Check(certificate, networks, statement).run(index, inputs)
 
 
 class _Check:
@@ -98,21 +150,39 @@ class _Check:
         self.region = self._region()
         self.known = Knowledge(networks, self.region)
         self.scores: list[tuple[Floats, Floats]] = []
-        self.spent = 0
+        self.spent = 0  # by all cells together
 
-    def run(self, index: int | None) -> Checked:
-        if self.statement.data is not None:
-            self._same_input(self.statement.data, index)
-        steps = self.header["steps"]
-        for number, step in enumerate(steps):
-            try:
-                self._step(number, step)
-            except Refused as problem:
-                what = f"step {number} ({quoted(step.get('claim'))} of {quoted(step.get('tensor'))}): {problem}"
-                return Checked(False, what, number, len(steps))
-        claim, words = conclusion(self.statement.property, self.networks, self.known, self.scores)
+    def run(self, index: int | None, inputs: DataFile | None) -> Checked:
+        if inputs is not None:
+            self._same_input(inputs, index)
+        count, place = 0, ""
+        for cell, (region, steps) in enumerate(self._cells()):
+            self.known, self.scores = Knowledge(self.networks, region), []
+            place = f"cell {cell}, " if "tree" in self.header else ""
+            for number, step in enumerate(steps):
+                try:
+                    self._step(number, step)
+                except Refused as problem:
+                    what = f"step {number} ({quoted(step.get('claim'))} of {quoted(step.get('tensor'))}): {problem}"
+                    return Checked(False, place + what, count + number, count + len(steps))
+            count += len(steps)
+            claim, words = conclusion(self.statement.property, self.networks, self.known, self.scores)
         found = self.statement.concluded(words, claim, bool(np.array_equal(self.region.lower, self.region.upper)))
-        return Checked(True, str(found), None, len(steps), found)
+        return Checked(True, str(found), None, count, found)
+
+    def _cells(self) -> list[tuple[Region, list[Any]]]:
+        """The region with its steps, or the cells that cover it, each with steps of its own.
+
+        Theorem: what is proved in every one of some cells holds in whatever they cover.
+        """
+        if "tree" not in self.header:
+            return [(self.region, self.header["steps"])]
+        tree = self.header["tree"]
+        entries, values = self.certificate.array(tree["entries"], "i"), self.certificate.array(tree["values"], "f")
+        cells = cells_of(self.region, entries, values)
+        if "steps" in self.header or not isinstance(tree["cells"], list) or len(tree["cells"]) != len(cells):
+            raise Refused(f"a tree of {len(cells)} cells needs the steps of each, and no others")
+        return list(zip(cells, tree["cells"]))
 
     def _region(self) -> Region:
         x = self.certificate.array(self.header["input"]["array"], "f").ravel()
@@ -120,22 +190,23 @@ class _Check:
             raise Refused("the input of the certificate is not the one its header names")
         if x.size != self.networks.input_size or not np.isfinite(x).all():
             raise Refused(f"the input is not {self.networks.input_size} finite numbers")
-        return region_of(x, self.statement.eps, self.statement.norm, self.statement.clip)
+        return region_of(x, self.statement.eps, self.statement.norm, self.statement.clip, self._parts())
 
-    def _same_input(self, data: str | Path, index: int | None) -> None:
-        members = read_members(data, LARGEST_DATA)
-        if "x.npy" not in members:
-            raise CertificateError(f"{data}: no array x; the checker reads npz files")
-        x = read_array("x", members["x.npy"])
+    def _parts(self) -> dict[str, Any]:
+        """What a region is made of beside its radius: arrays, by name, and the number of positions that may change."""
+        stated = self.header["region"]
+        kinds = {"scale": "f", "low": "f", "high": "f", "options": "f", "positions": "i"}
+        found: dict[str, Any] = {n: self.certificate.array(stated[n], k) for n, k in kinds.items() if n in stated}
+        return found | {name: stated[name] for name in ("at_most",) if name in stated}
+
+    def _same_input(self, inputs: DataFile, index: int | None) -> None:
         at = self.statement.index if index is None else index
-        if at is None or not 0 <= at < len(x):
-            raise CertificateError(f"{data}: there is no input {at} among {len(x)}; name one with --index")
-        values = x[at].astype(np.float64) / (255 if x.dtype == np.uint8 else 1)
-        if not np.array_equal(values.ravel(), self.certificate.array(self.header["input"]["array"], "f").ravel()):
-            raise Refused(f"input {at} of {data} is not the one that the certificate is about")
-        labels = read_array("y", members["y.npy"]) if "y.npy" in members else None
-        if labels is not None and float(labels[at]) != self.statement.property["label"]:
-            raise Refused(f"input {at} of {data} has label {float(labels[at]):g}, the certificate speaks of another")
+        values = inputs.input(at)
+        if not np.array_equal(values, self.certificate.array(self.header["input"]["array"], "f").ravel()):
+            raise Refused(f"input {at} of {inputs.path} is not the one that the certificate is about")
+        label = inputs.label(at or 0)
+        if label is not None and label != self.statement.property["label"]:
+            raise Refused(f"input {at} of {inputs.path} has label {label:g}, the certificate speaks of another")
 
     # Steps
 
@@ -206,8 +277,11 @@ class _Check:
             raise Refused("an infinite bound")
         sides = np.concatenate((lower, -upper))
         wanted = np.flatnonzero(sides > -np.inf)
-        if any("split" in rule for rule in step.get("rules", {}).values()):
+        rules = step.get("rules", {}).values()
+        if any("split" in rule or "fit" in rule for rule in rules):
             self.spent += 8 * self.known.forms.count**2  # matrices over the noise
+        for reference in (self._plain(rule["fit"]) for rule in rules if "fit" in rule):
+            self.spent += 16 * MOST_CELLS * np.size(reference)
         self._spend(len(wanted) * max(node.size for node in self.networks.nodes))
         if not len(wanted):
             return
@@ -245,22 +319,79 @@ class _Check:
             raise Refused("more rows than the checker allows; split the step")
 
 
-def region_of(x: Floats, eps: float, norm: str, clip: Sequence[float] | None) -> Region:
+def region_of(
+    x: Floats, eps: float | None, norm: str, clip: Sequence[float] | None, parts: Mapping[str, Any] | None = None
+) -> Region:
     """The inputs within ``eps`` of x, inside ``clip`` where given; ends rounded outward.
 
     Theorem: every entry of such an input is within ``eps`` of that of x, in any of the three norms, and in ``clip``.
+    ``parts``: ``scale``, the unit of every entry in the norm, so that it is within ``eps * scale``; ``low`` and
+    ``high``, more limits, without an ``eps`` the whole region; or ``options`` and ``positions``, see ``choices``.
     """
-    if not (isinstance(eps, int | float) and math.isfinite(eps) and eps >= 0) or norm not in ("inf", "1", "2"):
+    parts = parts or {}
+    if norm not in ("inf", "1", "2"):
         raise Refused("a region with an invalid radius or norm")
-    radius = arb(float(eps))
-    lower = np.array([round_down(arb(v) - radius) for v in x.tolist()])
-    upper = np.array([round_up(arb(v) + radius) for v in x.tolist()])
+    if parts.keys() & {"options", "positions", "at_most"}:
+        if eps is not None or norm != "inf" or clip is not None:
+            raise Refused("alternatives with a radius, a norm or a clip range")
+        return choices(x, parts)
+    low, high, scale = (_entries(parts.get(name), x, name) for name in ("low", "high", "scale"))
+    if scale is not None and not (np.isfinite(scale) & (scale >= 0)).all():
+        raise Refused("a unit that is no finite number of at least 0")
+    if eps is None:
+        if low is None or high is None or scale is not None or norm != "inf":
+            raise Refused("a region without radius is a box of two limits")
+        lower, upper = low, high
+    else:
+        if not (isinstance(eps, int | float) and math.isfinite(eps) and eps >= 0):
+            raise Refused("a region with an invalid radius or norm")
+        steps = [arb(float(eps)) * arb(s) for s in (np.ones(x.size) if scale is None else scale).tolist()]
+        lower = np.array([round_down(arb(v) - step) for v, step in zip(x.tolist(), steps)])
+        upper = np.array([round_up(arb(v) + step) for v, step in zip(x.tolist(), steps)])
     if clip is not None:
-        low, high = (float(end) for end in clip)
-        if not ((x >= low) & (x <= high)).all():
+        limits = [np.full(x.size, float(end)) for end in clip]
+        low = limits[0] if low is None else np.maximum(low, limits[0])
+        high = limits[1] if high is None else np.minimum(high, limits[1])
+    for limit, outside in ((low, np.less), (high, np.greater)):
+        if limit is not None and (np.isnan(limit).any() or outside(x, limit).any()):
             raise Refused("the input lies outside of the clip range")
-        lower, upper = np.maximum(lower, low), np.minimum(upper, high)
-    return Region(lower, upper) if norm == "inf" else Region(lower, upper, x, float(eps), int(norm))
+    lower = lower if low is None else np.maximum(lower, low)
+    upper = upper if high is None else np.minimum(upper, high)
+    if not (np.isfinite(lower) & np.isfinite(upper)).all():
+        raise Refused("a region without end")
+    if norm == "inf":
+        return Region(lower, upper)
+    return Region(lower, upper, x, float(eps or 0), int(norm), scale)
+
+
+def _entries(array: Any, x: Floats, name: str) -> Floats | None:
+    """An array over the entries of the input."""
+    if array is not None and array.size != x.size:
+        raise Refused(f"{name} is not one number for each of the {x.size} entries of the input")
+    return None if array is None else np.asarray(array, dtype=np.float64).ravel()
+
+
+def choices(x: Floats, parts: Mapping[str, Any]) -> Choices:
+    """The input x with some of its positions replaced: finitely many inputs.
+
+    ``options [N, d]`` may stand at ``positions [N]``, where position p is the p-th run of d entries. Theorem: every
+    entry lies between the least and the largest of what may stand there, x itself included.
+    """
+    options, positions, most = parts.get("options"), parts.get("positions"), parts.get("at_most")
+    if options is None or positions is None or options.ndim != 2 or positions.shape != (len(options),):
+        raise Refused("alternatives need rows of options and the position of each")
+    d = options.shape[1]
+    if not d or x.size % d or not np.isfinite(options).all():
+        raise Refused("options that are no finite rows of the input")
+    count = x.size // d
+    if positions.min(initial=0) < 0 or positions.max(initial=0) >= count:
+        raise Refused("an option at a position that the input does not have")
+    if not (most is None or (whole(most) and most >= 0)):
+        raise Refused("a number of positions that is no whole number")
+    own = x.reshape(count, d)
+    listed = tuple(np.concatenate((own[p : p + 1], options[positions == p])) for p in range(count))
+    lower, upper = (np.concatenate([end(rows, axis=0) for rows in listed]) for end in (np.min, np.max))
+    return Choices(lower, upper, options=listed, at_most=most)
 
 
 def conclusion(
@@ -279,6 +410,8 @@ def conclusion(
     if claim["kind"] == "score":
         words = score_bound(claim, networks, known, scores)
         return {name: claim[name] for name in ("kind", "score", "label", "bound")}, words
+    if claim["kind"] == "ranges":
+        return ranges_follow(claim, networks, known, scores)
     if claim["kind"] != "class" or len(networks.logits) != 1:
         raise Refused("a property that the checker does not know")
     found = {"kind": "class", "label": label}

@@ -19,7 +19,8 @@ from flint import arb, arb_mat
 
 from .balls import ONE, Balls, exact, is_zero, matrix, times, zeros
 from .certificate import Refused
-from .network import Input, Kink, Linear, Node, Product, Softmax, Sum, View
+from .curves import CURVES
+from .network import Curve, Input, Kink, Linear, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import Noise, ProductRanges, padded
 
@@ -56,10 +57,12 @@ class Forms:
             low, high = exact(region.lower), exact(region.upper)
             self.centre, self.radius = (low + high) / 2, (high - low) / 2
         else:
-            self.centre, self.radius = exact(region.centre), exact(np.full(len(region.centre), region.eps))
+            unit = np.ones(len(region.centre)) if region.scale is None else region.scale
+            self.centre, self.radius = exact(region.centre), arb(region.eps) * exact(unit)
         self.count = len(self.centre)  # of the noise
         self.noise = Noise(self.count, region.norm)
         self._known: dict[int, Form] = {}
+        self._apart: dict[tuple[int, int, int], tuple[arb, Balls]] = {}  # by softmax and pair of places
 
     def rows(self, view: View) -> Form:
         """The form of what stands at the places of a view, over all the noise there is."""
@@ -95,6 +98,8 @@ class Forms:
             return Form(centre, slope)
         if isinstance(node, Kink):
             return self._kink(node)
+        if isinstance(node, Curve):
+            return self._curve(node)
         if isinstance(node, Product):
             return self._term_by_term(node)
         raise Refused("the form of a softmax that was not claimed")
@@ -105,6 +110,17 @@ class Forms:
         rate, offset = self.known.chords(node)
         half = offset / 2
         return self._spread(Form(rate * x.centre + half, rate[:, None] * x.slope), half)
+
+    def _curve(self, node: Curve) -> Form:
+        """Theorem: ``f(x) - s x`` lies between its least and its largest value, for any slope s; here a chord's."""
+        x = self.rows(node.x)
+        value = CURVES[node.kind].value
+        ends = zip(*(end.tolist() for end in self.known.box(node.x)))
+        rise = [float((value(arb(b)) - value(arb(a))) / (arb(b) - arb(a))) if a < b else 0.0 for a, b in ends]
+        slopes = np.array([rate if np.isfinite(rate) else 0.0 for rate in rise])
+        low, high = (self.known.offsets(node, slopes, side) for side in (1, -1))
+        rate = exact(slopes)
+        return self._spread(Form(rate * x.centre + (low + high) / 2, rate[:, None] * x.slope), (high - low) / 2)
 
     def _term_by_term(self, node: Product) -> Form:
         """Theorem: ``x y - (x_c y + y_c x - x_c y_c) = (x - x_c)(y - y_c)``, at most the product of both reaches."""
@@ -211,6 +227,22 @@ class Forms:
         reach = np.array([self.noise.reach(row) for row in slope], dtype=object)
         return pairs, centre + low - reach, centre + high + reach
 
+    def apart(self, index: int, pairs: Places) -> Form:
+        """The differences of logits of a softmax, with noise of its own for what products leave of each.
+
+        The same pair has the same noise wherever it is asked for.
+        """
+        node = self.known.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        new = [pair for pair in pairs.at.tolist() if (index, *pair) not in self._apart]
+        if new:
+            centre, slope, low, high = self.combinations(node.x, unit_rows(Places(new, node.size)))
+            form = self._spread(Form(centre + (low + high) / 2, slope), (high - low) / 2)
+            self._apart |= {(index, i, j): row for (i, j), row in zip(new, zip(form.centre, form.slope))}
+        found = [self._apart[index, i, j] for i, j in pairs.at.tolist()]
+        slope = np.concatenate([padded(row[None], self.count) for _, row in found])
+        return Form(np.array([centre for centre, _ in found], dtype=object), slope)
+
     def learn_softmax(self, index: int, planes: Planes) -> None:
         """The form of a softmax from planes: parallel to those above, off by what those below leave.
 
@@ -222,11 +254,11 @@ class Forms:
         rows = zeros(R, K, node.size)  # over the places of the logits
         least, most = zeros(R, K), planes.above[0]
         for r in range(R):
-            x = self.known.logits(node, r)
+            x, shown = self.known.logits(node, r), self.known.visible(node, r)
             for k in range(K):
                 slope = planes.above_slope[0, r, k]
                 rows[r, k, node.rows.at[r]] = slope
-                least[r, k] = planes.below[0, r, k] + x.least(planes.below_slope[0, r, k] - slope)
+                least[r, k] = planes.below[0, r, k] + x.least((planes.below_slope[0, r, k] - slope)[shown])
         centre, slope, low, high = self.combinations(node.x, rows.reshape(R * K, node.size))
         low, high = low + least.ravel(), high + most.ravel()
         own = node.outputs  # each entry stands in one row
@@ -235,9 +267,11 @@ class Forms:
 
 
 def pairs_within(node: Softmax) -> Places:
-    """All pairs ``[N, 2]`` of places within the rows of a softmax."""
+    """All pairs ``[N, 2]`` of visible places within the rows of a softmax."""
     first, second = np.triu_indices(node.rows.shape[1], 1)
     pairs = np.stack((node.rows.at[:, first], node.rows.at[:, second]), -1).reshape(-1, 2)
+    if node.hidden is not None:
+        pairs = pairs[~np.isin(pairs, node.hidden.at).any(1)]
     return Places(pairs, node.size)
 
 

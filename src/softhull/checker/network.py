@@ -23,6 +23,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 
 from ..errors import ModelError, quoted
 from .balls import Balls, Floats, exact
+from .external_data import embed
 from .positions import Entries, Indices, Places
 
 LARGEST_FILE = 1 << 30  # bytes
@@ -115,11 +116,16 @@ class Product:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Softmax of rows ``[R, K]`` of places in ``x``, each place in one of them; entry e belongs to place e."""
+    """Softmax of rows ``[R, K]`` of places in ``x``, each place in one of them; entry e belongs to place e.
+
+    Places that a mask hides have another logit than x says: the one that stands there in ``behind``, perhaps -inf.
+    """
 
     size: int
     x: View
     rows: Places
+    hidden: Places | None = None  # masked: their probability is at most what ``behind`` says of their logits
+    behind: View | None = None  # the logits with the mask, by place
 
     @property
     def outputs(self) -> Entries:
@@ -127,7 +133,27 @@ class Softmax:
         return Entries(self.rows.at, self.size)
 
 
-Node = Input | Sum | Linear | Kink | Product | Softmax
+@dataclass(frozen=True)
+class Curve:
+    """A function of one number (``curves.CURVES``) of every entry; entry e from place e."""
+
+    size: int
+    x: View
+    kind: str
+
+
+Node = Input | Sum | Linear | Kink | Curve | Product | Softmax
+
+
+def inputs_of(node: Node) -> tuple[View, ...]:
+    """The views a node is computed from."""
+    if isinstance(node, Sum):
+        return node.views
+    if isinstance(node, Product):
+        return node.x, node.y
+    if isinstance(node, Softmax):
+        return (node.x,) if node.behind is None else (node.x, node.behind)
+    return (node.x,) if isinstance(node, Linear | Kink | Curve) else ()
 
 
 class Networks:
@@ -144,8 +170,10 @@ class Networks:
         self.digests: list[str] = []
         self._numbers = 0
         outputs = [_Reader(self, str(path), number).read() for number, path in enumerate(paths)]
-        self.logits = [self._before_softmax(output) for output in outputs]
-        self.ends_in_softmax = [logits is not output for logits, output in zip(self.logits, outputs)]
+        self.ends_in_softmax = [self._is_final_softmax(output) for output in outputs]
+        self.logits = [
+            self._before_softmax(output) if last else output for output, last in zip(outputs, self.ends_in_softmax)
+        ]
         self.probabilities = [self._softmax_of(number, output) for number, output in enumerate(outputs)]
 
     @property
@@ -168,14 +196,20 @@ class Networks:
     def _before_softmax(self, output: View) -> View:
         """Theorem: one softmax row keeps the order of its logits, ``p_i > p_j`` where ``x_i > x_j``.
 
+        Logits without their mask have another order: there the probabilities themselves are compared.
+        """
+        node = self.nodes[output.node]
+        assert isinstance(node, Softmax)
+        return output if node.behind is not None else node.x.at(Places(output.index.at, node.size))
+
+    def _is_final_softmax(self, output: View) -> bool:
+        """Whether an output is one softmax row, in any order.
+
         A row of one entry is 1 and has no order: the sign of its logit says nothing about it.
         """
         node = self.nodes[output.node]
-        if not isinstance(node, Softmax) or len(node.rows.at) != 1 or node.size == 1:
-            return output
-        if sorted(output.index.flat) == list(range(node.size)):
-            return node.x.at(Places(output.index.at, node.size))  # entry e belongs to place e
-        return output
+        one_row = isinstance(node, Softmax) and len(node.rows.at) == 1 and node.size > 1
+        return one_row and sorted(output.index.flat) == list(range(node.size))  # entry e belongs to place e
 
     def before(self, ends: Iterable[int], known: Container[int] = ()) -> list[int]:
         """The nodes that some depend on, with these, first to last; what is known already ends the search."""
@@ -183,10 +217,7 @@ class Networks:
         for index in range(max(needed, default=-1), -1, -1):
             if index in needed and index not in known:
                 found.append(index)
-                node = self.nodes[index]
-                views = node.views if isinstance(node, Sum) else (node.x, node.y) if isinstance(node, Product) else ()
-                views = (node.x,) if isinstance(node, Linear | Kink | Softmax) else views
-                needed.update(view.node for view in views)
+                needed.update(view.node for view in inputs_of(self.nodes[index]))
         return found[::-1]
 
     def add(self, node: Node, shape: Sequence[int]) -> View:
@@ -202,7 +233,7 @@ class Networks:
 
 
 Value = View | np.ndarray[Any, Any]
-Rule = Callable[["_Reader", list[Any], dict[str, Any]], Value]
+Rule = Callable[["_Reader", list[Any], dict[str, Any]], "Value | list[Value]"]
 AnyRule = TypeVar("AnyRule", bound=Rule)
 
 
@@ -236,6 +267,7 @@ class _Reader:
     def __init__(self, networks: Networks, path: str, number: int) -> None:
         self.networks, self.path, self.number = networks, path, number
         self.values: dict[str, Value] = {}
+        self.logarithms: set[str] = set()  # tensors that stand for the logarithm of what is kept of them
         self.opset = 0
         self.real: np.dtype[Any] = np.dtype(np.float32)  # the one type of real numbers in the file
 
@@ -253,7 +285,13 @@ class _Reader:
                 f"node {quoted(node.name or (node.output[0] if node.output else '?'))} ({quoted(node.op_type)[1:-1]})"
             )
             try:
-                self._keep(node.output[0] if node.output else "", self._apply(node))
+                before = len(self.networks.nodes)
+                found = self._apply(node)
+                for name, value in zip(node.output, found if isinstance(found, list) else [found]):
+                    self._keep(name, value)
+                for index in range(before, len(self.networks.nodes)):  # what an operator is made of has no name
+                    inner = self.networks.names.setdefault(index, f"{self.number}/{index}")
+                    self.networks.tensors.setdefault(inner, self.networks.whole(index))
             except ModelError as problem:
                 raise self._bad(f"{where}: {str(problem).removeprefix(f'{self.path}: ')}") from None
             except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as problem:
@@ -265,7 +303,7 @@ class _Reader:
             raise self._bad(f"output of shape {last.shape}; one row of outputs is checked")
         return last
 
-    def _apply(self, node: onnx.NodeProto) -> Value:
+    def _apply(self, node: onnx.NodeProto) -> Value | list[Value]:
         """What a node computes, by the one rule that covers it as it is."""
         known = OPERATORS.get(node.op_type, []) if node.domain in ("", "ai.onnx") else []
         if not known:
@@ -274,8 +312,9 @@ class _Reader:
         if found is None:
             covered = ", ".join(f"{rule.since} to {rule.until}" for rule in known)
             raise ModelError(f"not covered in operator set {self.opset}, only in {covered}")
-        if len(node.output) != 1 or not node.output[0]:
+        if not node.output or not all(node.output) or (len(node.output) > 1 and node.op_type != "Split"):
             raise ModelError(f"{len(node.output)} outputs; one with a name is read")
+        self.outputs = len(node.output)
         attributes: dict[str, Any] = {}
         for attribute in node.attribute:
             if attribute.name in attributes or attribute.ref_attr_name:
@@ -292,6 +331,10 @@ class _Reader:
         missing = [name for name in names if name and name not in self.values]
         if missing:
             raise ModelError(f"there is no tensor {quoted(missing[0])} before it")
+        if self.logarithms.intersection(names):
+            raise ModelError("an operator behind a LogSoftmax, which is covered at the end of a network only")
+        if node.op_type == "LogSoftmax":
+            self.logarithms.add(node.output[0])
         return found.rule(self, [self.values[name] if name else None for name in names], attributes)
 
     def _graph(self) -> onnx.GraphProto:
@@ -301,11 +344,17 @@ class _Reader:
             content = Path(self.path).read_bytes()
         except OSError as problem:
             raise self._bad(problem.strerror or "cannot be read") from None
-        self.networks.digests.append(hashlib.sha256(content).hexdigest())
+        digest = hashlib.sha256(content)
         try:
             model = onnx.ModelProto.FromString(content)
         except Exception as problem:  # protobuf has several ways to say that a file is not one of its own
             raise self._bad(f"not an ONNX file ({type(problem).__name__})") from None
+        try:
+            for part in embed(model, self.path):
+                digest.update(part)
+        except ModelError as problem:
+            raise self._bad(str(problem)) from None
+        self.networks.digests.append(digest.hexdigest())
         if not model.opset_import or not model.graph.node:
             raise self._bad("not an ONNX file")
         if model.functions:
@@ -321,7 +370,7 @@ class _Reader:
     def _array(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
         name = f"tensor {quoted(tensor.name)}"
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
-            raise self._bad(f"{name} lies in another file; the checker reads one file only")
+            raise self._bad(f"{name} lies in a file that was not read")
         if min(tensor.dims, default=0) < 0 or math.prod(tensor.dims) > LARGEST_NODE:
             raise self._bad(f"{name} is larger than {LARGEST_NODE} numbers")
         if tensor.HasField("segment") or sum(bool(getattr(tensor, field)) for field in _CONTENTS) > 1:
@@ -332,9 +381,9 @@ class _Reader:
             raise self._bad(f"{name} cannot be read ({type(problem).__name__})") from None
         if found.dtype == self.real:
             found = found.astype(np.float64)  # exact
-            if not np.isfinite(found).all():
+            if not (found < np.inf).all():  # -inf is a mask, which a softmax may meet and nothing else
                 raise self._bad(f"{name} holds an infinity or a NaN")
-        elif found.dtype not in (np.int64, np.int32):
+        elif found.dtype not in (np.int64, np.int32, np.bool_):
             kind = quoted(found.dtype)[1:-1]
             raise self._bad(f"{name} holds {kind}, neither whole numbers nor {self.real}, the type of the input")
         return found
@@ -412,7 +461,7 @@ class _Reader:
         if not isinstance(x, View):
             x, y, i, j = y, x, j, i
         assert isinstance(x, View)
-        if isinstance(y, View) or y.dtype != np.float64:
+        if isinstance(y, View) or y.dtype != np.float64 or not np.isfinite(y).all():
             raise ModelError("two constants, or a constant that is not real")
         _limit(math.prod(shape) * x.size)
         weights = np.zeros((math.prod(shape), x.size))
@@ -484,10 +533,13 @@ def _list(value: Any) -> list[int]:
     return found
 
 
-def _real(value: Any) -> Floats:
+def _real(value: Any, masks: bool = False) -> Floats:
+    """A constant of real numbers, with ``masks`` also -inf."""
     if isinstance(value, View) or value.dtype != np.float64:
         raise ModelError("a constant of real numbers is expected")
     found: Floats = value
+    if not masks and not np.isfinite(found).all():
+        raise ModelError("a constant of -inf in anything but a mask")
     return found
 
 
@@ -573,10 +625,36 @@ def _shape_of(reader: _Reader, operands: Any, attributes: Any) -> Value:
 
 @operator("Concat", since=4, operands=(1, LARGEST_NODE), axis=AttributeProto.INT)
 def _concat(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    _limit(sum(_whole(part).size for part in operands))
     if "axis" not in attributes:
         raise ModelError("no axis")
-    return np.concatenate(operands, _axis(reader, attributes["axis"], operands[0].ndim))
+    axis = _axis(reader, attributes["axis"], len(_shape(operands[0])))
+    if any(isinstance(part, View) for part in operands):
+        return _joined(reader, operands, axis)
+    _limit(sum(_whole(part).size for part in operands))
+    return np.concatenate(operands, axis)
+
+
+def _joined(reader: _Reader, operands: Any, axis: int) -> View:
+    """Tensors one after the other: a sum in which every summand is 0 where it does not stand."""
+    sizes = [_shape(part)[axis] for part in operands]
+    rest = {(*_shape(part)[:axis], *_shape(part)[axis + 1 :]) for part in operands}
+    if len(rest) > 1:
+        raise ModelError("operands of different shapes")
+    shape = (*_shape(operands[0])[:axis], sum(sizes), *_shape(operands[0])[axis + 1 :])
+    _limit(math.prod(shape) * len(operands))
+    views, scales, bias, start = [], [], np.zeros(shape), 0
+    for part, size in zip(operands, sizes):
+        where = (slice(None),) * axis + (slice(start, start + size),)
+        start += size
+        if not isinstance(part, View):
+            bias[where] = _real(part)
+            continue
+        index, here = np.full(shape, part.index.flat[0]), np.zeros(shape)
+        index[where], here[where] = part.index.at, 1.0
+        views.append(View(part.node, Entries(index.ravel(), part.index.among)))
+        scales.append(exact(here.ravel()))
+    found = Sum(math.prod(shape), tuple(views), tuple(scales), bias.ravel())
+    return reader.networks.add(found, shape)
 
 
 @operator("ReduceProd", since=1, until=17, axes=AttributeProto.INTS, keepdims=AttributeProto.INT)
@@ -584,13 +662,6 @@ def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
     (x,) = operands
     axes = _axes(reader, attributes["axes"], _whole(x).ndim) if "axes" in attributes else None
     return np.asarray(np.prod(_whole(x), axis=axes, keepdims=bool(attributes.get("keepdims", 1))))
-
-
-@operator("Max", since=8, operands=(1, LARGEST_NODE))
-def _maximum(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    parts = [_whole(part) for part in operands]
-    _limit(math.prod(np.broadcast_shapes(*(part.shape for part in parts))) * len(parts))
-    return np.asarray(np.maximum.reduce(np.broadcast_arrays(*parts)))
 
 
 # Affine operators and products
@@ -646,7 +717,7 @@ def _add(reader: _Reader, operands: Any, attributes: Any, sign: int = 1) -> View
     shape = np.broadcast_shapes(*(_shape(v) for v in operands))
     signs = (arb(1), arb(sign))
     views = [(v, s) for v, s in zip(operands, signs) if isinstance(v, View)]
-    constants = [(1, sign)[i] * _real(v) for i, v in enumerate(operands) if not isinstance(v, View)]
+    constants = [(1, sign)[i] * _real(v, sign > 0) for i, v in enumerate(operands) if not isinstance(v, View)]
     if not views:
         raise ModelError("a sum of constants")
     bias = constants[0] if constants else np.zeros(())
@@ -658,7 +729,6 @@ def _subtract(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _add(reader, operands, attributes, -1)
 
 
-@operator("Mul", since=7, operands=(2, 2))
 def _multiply(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, y = operands
     shape = np.broadcast_shapes(_shape(x), _shape(y))
@@ -672,7 +742,6 @@ def _multiply(reader: _Reader, operands: Any, attributes: Any) -> View:
     return reader.sum([x], [exact(_real(y))], np.zeros(()), shape)
 
 
-@operator("Div", since=7, operands=(2, 2))
 def _divide(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, y = operands
     if not isinstance(x, View) or isinstance(y, View) or not (_real(y) != 0).all():
@@ -727,4 +796,39 @@ def _rows_softmax(reader: _Reader, x: Value, rows: Callable[[Indices], Indices])
     if not isinstance(x, View):
         raise ModelError("a softmax of constants")
     places = rows(np.arange(x.size).reshape(x.shape))
-    return reader.networks.add(Softmax(x.size, x.flat(), Places(places, x.size)), x.shape)
+    hidden, shown = _without_mask(reader, x.flat(), places)
+    if hidden is None:
+        return reader.networks.add(Softmax(x.size, x.flat(), Places(places, x.size)), x.shape)
+    return reader.networks.add(Softmax(x.size, shown, Places(places, x.size), hidden, x.flat()), x.shape)
+
+
+MASKED_BELOW = -1e4
+
+
+def _without_mask(reader: _Reader, x: View, rows: Indices) -> tuple[Places | None, View]:
+    """The places that a constant added to the logits hides, and the logits without that constant there.
+
+    What counts as a mask is no matter of trust: hidden places are bounded by their true logits (``Softmax.behind``).
+    """
+    node = reader.networks.nodes[x.node]
+    if not isinstance(node, Sum) or len(node.views) != 1:
+        return None, x
+    bias = x.index.of(node.bias)
+    top = np.full(x.size, -np.inf)
+    top[rows] = bias[rows].max(1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        hidden = (bias == -np.inf) | (bias - top <= MASKED_BELOW)
+    if not hidden.any():
+        return None, x
+    if hidden[rows].all(1).any():
+        raise ModelError("a row of a softmax that is masked completely")
+    inner = node.views[0].at(Places(x.index.at, x.index.among))
+    scale = np.where(hidden, arb(1), x.index.of(node.scales[0]))
+    left = np.where(hidden, 0.0, bias)
+    if (left == 0).all() and all(bool(s == 1) for s in scale):
+        return Places(np.flatnonzero(hidden), x.size), inner
+    shown = reader.networks.add(Sum(x.size, (inner,), (scale,), left), (x.size,))
+    return Places(np.flatnonzero(hidden), x.size), shown
+
+
+from . import operators as operators  # noqa: E402  registers further rules

@@ -32,12 +32,15 @@ from .balls import (
     outward,
     positive,
     round_down,
+    round_up,
     times,
     zeros,
 )
+from .cells import RowQuadratic, below
 from .certificate import Refused
+from .curves import least_above
 from .forms import Forms, Part
-from .network import Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
+from .network import Curve, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import least
 from .softmax import Logits, NotAPlane, lower_plane, upper_plane
@@ -48,26 +51,57 @@ Rules = Callable[[int, Balls], Rule | None]
 
 @dataclass(frozen=True)
 class Region:
-    """A box, met with a ball of radius ``eps`` around ``centre`` in the l_1 or l_2 norm where one is given."""
+    """A box, met with a ball of radius ``eps`` around ``centre`` in the l_1 or l_2 norm where one is given.
+
+    ``scale``: the unit of every entry in that norm, 0 for one that does not move; None: 1.
+    """
 
     lower: Floats
     upper: Floats
     centre: Floats | None = None
     eps: float = 0.0
     norm: int = 0
+    scale: Floats | None = None
 
     def minimum(self, rows: Balls) -> Balls:
-        """Theorem: over a box ``a.x >= a.m - |a|.r`` (middle, reach), over a ball ``a.x >= a.c - eps |a|_*``.
+        """Theorem: over a box ``a.x >= a.m - |a|.r`` (middle, reach), over a ball ``a.x >= a.c - eps |a s|_*``.
 
-        The region lies in both, so the larger holds; ``|.|_*`` is the largest entry for l_1, the l_2 norm for l_2.
+        The region lies in both, so the larger holds; ``|.|_*`` is the largest entry for l_1, the l_2 norm for l_2. With
+        units s a point of the ball is ``c + s w``, ``|w| <= eps``.
         """
         best = minimum_over(rows, self.lower, self.upper)
         if self.centre is None:
             return best
-        size = magnitude(rows)
+        size = magnitude(rows) if self.scale is None else magnitude(rows) * exact(self.scale)
         reach = [(largest if self.norm == 1 else euclidean)(row) for row in size]
         ball = times(rows, matrix(exact(self.centre)[:, None]))[:, 0] - arb(self.eps) * np.array(reach, dtype=object)
         return np.array([a.max(b) for a, b in zip(best, ball)], dtype=object)
+
+
+@dataclass(frozen=True)
+class Choices(Region):
+    """Finitely many points in a box: position p holds a row of ``options[p] [n, d]``, the first being its own.
+
+    At most ``at_most`` positions hold another than their own; None: any number.
+    """
+
+    options: tuple[Floats, ...] = ()
+    at_most: int | None = None
+
+    def minimum(self, rows: Balls) -> Balls:
+        """Theorem: a point is its own rows with those of some positions S replaced, ``|S| <= at_most``.
+
+        So ``a.x`` is the sum of ``a_p.own_p`` and of ``a_p.(option - own_p)`` over S; each of the latter is at least
+        the least such difference of its position, or 0, and S takes no more than the ``at_most`` least of them.
+        """
+        d = self.options[0].shape[1]
+        found, gains = zeros(len(rows)), []
+        for p, options in enumerate(self.options):
+            values = times(rows[:, p * d : (p + 1) * d], matrix(exact(options).T))
+            found = found + values[:, 0]
+            gains.append([min(round_down(v - row[0]) for v in row) for row in values])
+        least = np.sort(np.minimum(np.array(gains), 0.0), axis=0)[: self.at_most]
+        return found + exact(least).sum(0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +161,7 @@ class Knowledge:
         self._claimed: dict[int, tuple[Floats, Floats]] = {}
         self._apart: dict[int, dict[tuple[int, int], float]] = {}
         self._boxes: dict[int, tuple[Floats, Floats]] = {}
+        self._lines: dict[tuple[Any, ...], Balls] = {}  # offsets of lines beside curves
         self._weights: dict[int, arb_mat] = {}  # by identity of the node; the networks keep them alive
 
     # What is known of a node
@@ -155,9 +190,12 @@ class Knowledge:
             lower, upper = (exact(np.minimum(end, node.limit)) for end in self.box(node.x))
             slope = arb(node.slope)
             return outward(*(positive(end) + slope * negative(end) for end in (lower, upper)))
+        if isinstance(node, Curve):
+            flat = np.zeros(node.size)
+            return outward(self.offsets(node, flat, 1), self.offsets(node, flat, -1))
         if isinstance(node, Softmax):
             ends = np.array(
-                [[self.logits(node, r).probability(k) for k in range(row.size)] for r, row in enumerate(node.rows.at)]
+                [[self._probability(node, r, k) for k in range(row.size)] for r, row in enumerate(node.rows.at)]
             )
             found = np.empty((2, node.size))
             found[:, node.outputs.flat] = ends.reshape(-1, 2).T  # each entry stands in one row
@@ -171,9 +209,40 @@ class Knowledge:
         bias = exact(node.bias) if isinstance(node, Sum) else ZERO
         return outward(least + bias, -most + bias)
 
+    def visible(self, node: Softmax, row: int) -> list[int]:
+        """The outputs of a row that no mask hides."""
+        hidden = set() if node.hidden is None else set(node.hidden.flat)
+        return [k for k, place in enumerate(node.rows.at[row].tolist()) if place not in hidden]
+
+    def leak(self, node: Softmax, row: int) -> arb:
+        """At least the hidden probabilities of a row together.
+
+        Theorem: with the logit ``y_j`` of a hidden place and a visible one ``x_k``, ``p_j <= e^(y_j - x_k)``; so all of
+        them together are at most their number times ``e^(largest upper end - largest lower end of a visible logit)``.
+        """
+        shown = self.visible(node, row)
+        count = node.rows.shape[1] - len(shown)
+        if not count or node.behind is None:
+            return ZERO
+        places = node.rows.at[row]
+        away = np.delete(places, shown)
+        _, highest = self.box(node.behind.at(Places(away, node.size)))
+        lowest, _ = self.box(node.x.at(Places(places[shown], node.size)))
+        top = float(highest.max())
+        return ZERO if top == -np.inf else count * (arb(top) - arb(float(lowest.max()))).exp().min(ONE)
+
+    def _probability(self, node: Softmax, row: int, k: int) -> tuple[float, float]:
+        """Theorem: with hidden probabilities d in all, ``p_k = (1 - d) q_k``, q the softmax of the visible logits."""
+        shown = self.visible(node, row)
+        leak = self.leak(node, row)
+        if k not in shown:
+            return 0.0, min(1.0, round_up(leak))
+        low, high = self.logits(node, row).probability(shown.index(k))
+        return max(0.0, round_down(arb(low) - leak)), high
+
     def logits(self, node: Softmax, row: int) -> Logits:
-        """What is known of one row: by place, from what is known of the entries that stand there."""
-        x = node.x.at(Places(node.rows.at[row], node.size))
+        """What is known of the visible logits of one row, from what is known of the entries that stand there."""
+        x = node.x.at(Places(node.rows.at[row][self.visible(node, row)], node.size))
         low, high = self.box(x)
         known = self._apart.get(x.node, {})
         apart = np.array(
@@ -234,15 +303,23 @@ class Knowledge:
             raise Refused("planes of the wrong shape")
         found = [np.empty((len(p), R, K, *rest), dtype=object) for p in (below, above) for rest in ((K,), ())]
         for r in range(R):
-            x = self.logits(node, r)
+            x, shown, leak = self.logits(node, r), self.visible(node, r), self.leak(node, r)
             for k in range(K):
+                if k not in shown:  # between 0 and what leaks
+                    for some, offset in ((found[:2], ZERO), (found[2:], leak)):
+                        some[0][:, r, k], some[1][:, r, k] = ZERO, offset
+                    continue
+                own = shown.index(k)
                 try:
                     for p, (J, theta, alpha, gamma) in enumerate(below[:, r, k].tolist()):
-                        if int(J) != J:
-                            raise NotAPlane("a reference that is no whole number")
-                        found[0][p, r, k], found[1][p, r, k] = lower_plane(x, k, int(J), theta, alpha, gamma)
+                        if int(J) != J or (J >= 0 and int(J) not in shown):
+                            raise NotAPlane("a reference that is no whole number, or hidden")
+                        J = shown.index(int(J)) if J >= 0 else -1
+                        slope, offset = lower_plane(x, own, J, theta, alpha, gamma)
+                        found[0][p, r, k], found[1][p, r, k] = _placed(slope, shown, K), offset - leak
                     for p in range(len(above)):
-                        found[2][p, r, k], found[3][p, r, k] = upper_plane(x, k, above[p, r, k])
+                        slope, offset = upper_plane(x, own, above[p, r, k][shown])
+                        found[2][p, r, k], found[3][p, r, k] = _placed(slope, shown, K), offset
                 except NotAPlane as problem:
                     raise Refused(f"plane of row {r}, output {k}: {problem}") from None
         return Planes(index, *found)
@@ -268,8 +345,11 @@ class Knowledge:
                 raise Refused("the proof does not say how to pass this node")
             if isinstance(node, Product) and "split" in rule:
                 walk.step(*self._split(node, A, rule))
+            elif isinstance(node, Softmax) and "fit" in rule:
+                walk.step(*self._fitted(top, A, rule))
             else:
-                pass_node = {Kink: self._kink, Softmax: self._softmax, Product: self._product}[type(node)]
+                rules_of = {Kink: self._kink, Curve: self._curve, Softmax: self._softmax, Product: self._product}
+                pass_node = rules_of[type(node)]
                 walk.step(*pass_node(top, A, rule))
         return _fold(arb.max, [*best, self.least(walk, rules)])
 
@@ -328,6 +408,32 @@ class Knowledge:
         found: dict[int, Balls] = {}
         self.put(found, node.x, up * below + down * slope)
         return found, times(down, matrix(offset[:, None]))[:, 0]
+
+    def _curve(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
+        """A line below and a line above every entry, of any slope.
+
+        Theorem: ``f(x) >= s x + min (f - s x)`` and ``f(x) <= t x + max (f - t x)``, over the proved range of x.
+        """
+        node = self.networks.nodes[index]
+        assert isinstance(node, Curve)
+        below, above = (_array(rule, side, node.size) for side in ("below", "above"))
+        up, down = positive(A), negative(A)
+        found: dict[int, Balls] = {}
+        self.put(found, node.x, up * exact(below) + down * exact(above))
+        offsets = self.offsets(node, below, 1), self.offsets(node, above, -1)
+        return found, sum(
+            (times(part, matrix(o[:, None]))[:, 0] for part, o in zip((up, down), offsets)), zeros(len(A))
+        )
+
+    def offsets(self, node: Curve, slopes: Floats, side: int) -> Balls:
+        """The least (side 1) or the largest (-1) value of ``f(x) - s x`` for every entry, over its proved range."""
+        lower, upper = self.box(node.x)
+        key = id(node), side, slopes.tobytes(), lower.tobytes(), upper.tobytes()
+        if key not in self._lines:
+            ends = zip(slopes.tolist(), lower.tolist(), upper.tolist())
+            found = [side * least_above(node.kind, arb(slope), low, high, side) for slope, low, high in ends]
+            self._lines[key] = np.array(found, dtype=object)
+        return self._lines[key]
 
     def chords(self, node: Kink) -> tuple[Balls, Balls]:
         """Slopes and offsets of the lines above a kink over its proved range; where it is straight, of itself."""
@@ -393,6 +499,44 @@ class Knowledge:
             raise Refused("a split of several rows, or of neither factor")
         found, shift, part = self.forms.split(node, A[0], rule["split"], rule.get("reference"))
         return found, np.array([shift], dtype=object), part
+
+    def _fitted(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
+        """Every row of a softmax by a quadratic of the differences d to one of its logits, proved in ``cells``.
+
+        Theorem: with ``y = d - o`` and ``d = c + S e``, ``k = c - o``, from ``a.p >= v + s.y + y'H y`` follows exactly
+        ``a.p >= v - k'H k + (s + 2 H k).y + (S e)'H (S e)``: linear in the logits, and a quadratic of the noise.
+        """
+        node = self.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        R, K = node.rows.shape
+        reference = np.asarray(rule["fit"])
+        if len(A) != 1 or K == 1 or node.hidden is not None:
+            raise Refused("a quadratic for several rows of coefficients, for rows of one or behind a mask")
+        if reference.shape != (R,) or reference.dtype.kind != "i" or reference.min() < 0 or reference.max() >= K:
+            raise Refused("references that are no logits of their rows")
+        origin, slope = (exact(_array(rule, name, R, K - 1)) for name in ("origin", "slope"))
+        bent = exact(_array(rule, "matrix", R, K - 1, K - 1))
+        value, rows = exact(_array(rule, "value", R)), node.outputs.of(A[0])
+        H = (bent + bent.swapaxes(1, 2)) / 2
+        places = [np.delete(row, J) for row, J in zip(node.rows.at, reference)]
+        pairs = [(i, row[J]) for own, row, J in zip(places, node.rows.at, reference) for i in own]
+        d = self.forms.apart(index, Places(pairs, node.size))
+        total, on_logits = zeros(R * (K - 1), R * (K - 1)), zeros(1, node.size)
+        constant = value.sum()
+        for r, J in enumerate(reference.tolist()):
+            here = slice(r * (K - 1), (r + 1) * (K - 1))
+            if not below(RowQuadratic.of(rows[r], J, origin[r], slope[r], H[r]), self.logits(node, r), J, value[r]):
+                raise Refused(f"the quadratic of row {r} is not proved to lie below it")
+            total[here, here] = H[r]
+            k = d.centre[here] - origin[r]
+            along = times(H[r], matrix(k[:, None]))[:, 0]
+            pull = slope[r] + 2 * along
+            constant -= (along * k).sum() + (pull * origin[r]).sum()
+            on_logits[0, places[r]] += pull
+            on_logits[0, node.rows.at[r, J]] -= pull.sum()
+        found: dict[int, Balls] = {}
+        self.put(found, node.x, on_logits)
+        return found, np.array([constant], dtype=object), Part(d.slope, total, d.slope)
 
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way.
@@ -549,6 +693,13 @@ def _array(rule: Rule, name: str, *shape: int, low: float = -np.inf, high: float
         return np.broadcast_to(found, shape)
     except ValueError:
         raise Refused(f"{name} has shape {found.shape}, {shape} is expected") from None
+
+
+def _placed(slope: Balls, places: list[int], size: int) -> Balls:
+    """Slopes at some places of a row, 0 at the others."""
+    found = zeros(size)
+    found[places] = slope
+    return found
 
 
 def _fold(function: Callable[[arb, arb], arb], arrays: list[Balls]) -> Balls:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
@@ -11,13 +12,15 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import SofthullError, one_line
+from ..errors import InputWarning, SofthullError, one_line
+from .options import NOTES, say_note
 
 COMMANDS = (
     "bounds",
     "plot",
     "tightness",
     "inspect",
+    "operators",
     "verify",
     "uncertainty",
     "dataset",
@@ -62,8 +65,12 @@ class Root(LazyGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
+        NOTES.clear()
         try:
-            code = super().main(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", InputWarning)
+                warnings.showwarning = _show(warnings.showwarning)
+                code = super().main(*args, **kwargs)
             sys.stdout.flush()
         except (KeyboardInterrupt, click.Abort):
             _leave("interrupted", INTERRUPTED)
@@ -79,6 +86,15 @@ class Root(LazyGroup):
         except (SofthullError, OSError) as problem:
             _leave(_describe(problem), BAD_INPUT)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show(usual: Callable[..., None]) -> Callable[..., None]:
+    """Warnings about inputs are notes; all others are shown as usual."""
+
+    def show(message: Warning | str, *rest: Any, **more: Any) -> None:
+        (say_note if isinstance(message, InputWarning) else usual)(message, *rest, **more)
+
+    return show
 
 
 def _explain(problem: click.ClickException) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from .options import write_json
+from .options import parse_indices, write_json
 
 if TYPE_CHECKING:
     from ..certificates.write import Folder
@@ -17,11 +19,18 @@ REJECTED = 1
 
 def certificate_folder(path: str) -> Folder:
     """Where a command puts its certificates; made before the work begins."""
-    try:
+    with checker_extra():
         from ..certificates.write import Folder
+    return Folder(path)
+
+
+@contextmanager
+def checker_extra() -> Iterator[None]:
+    """Around imports that need the extra of the checker."""
+    try:
+        yield
     except ImportError as problem:
         raise click.ClickException(f"{problem.name} is missing; install softhull[check]") from None
-    return Folder(path)
 
 
 @click.command("check", short_help="Replay a certificate with the independent checker.")
@@ -36,7 +45,8 @@ def certificate_folder(path: str) -> Folder:
 )
 @click.option("--data", type=click.Path(exists=True, dir_okay=False), help="npz with the input the certificate names.")
 @click.option("--index", type=click.IntRange(min=0), help="Demand a statement about this input (of --data).")
-@click.option("--eps", type=float, help="Demand exactly this radius.")
+@click.option("--indices", help="Demand a statement about exactly these inputs of a data set, for example 0:500.")
+@click.option("--eps", type=float, help="Demand exactly this radius; of a data set only this one is checked.")
 @click.option("--norm", type=click.Choice(["inf", "2", "1"]), help="Demand this norm.")
 @click.option("--clip", type=(float, float), help="Demand exactly this range of inputs.")
 @click.option("--label", type=click.IntRange(min=0), help="Demand a statement about this class.")
@@ -48,6 +58,7 @@ def command(
     models: tuple[str, ...],
     data: str | None,
     index: int | None,
+    indices: str | None,
     eps: float | None,
     norm: str | None,
     clip: tuple[float, float] | None,
@@ -55,6 +66,9 @@ def command(
     out: str | None,
 ) -> int:
     """Derive every step of CERTIFICATE again from the model file, in ball arithmetic.
+
+    CERTIFICATE may be a statement about a data set (statement.json): then every certificate that it names is checked,
+    and its metrics are worked out again in exact arithmetic.
 
     Exit codes: 0 accepted, 1 rejected (the first step that does not follow is named), 2 a file that cannot be read or
     an operator that the checker does not cover. Without --data the input is the one inside the certificate.
@@ -66,14 +80,22 @@ def command(
     Examples
       softhull check certificate-00007.npz --model MODEL.onnx --data images.npz --eps 0.016 --clip 0 1
       softhull check certificate-00007.npz --model net-0.onnx --model net-1.onnx --json -
+      softhull check proofs/statement.json --model MODEL.onnx --data images.npz --eps 0.01 --clip 0 1 --indices 0:100
     """
-    try:
+    with checker_extra():
         from ..checker.check import check_certificate
-    except ImportError as problem:
-        raise click.ClickException(f"{problem.name} is missing; install softhull[check]") from None
+        from ..checker.dataset import check_dataset, is_statement
 
     began = time.process_time()
-    found = check_certificate(certificate, models, data, index, eps=eps, norm=norm, clip=clip, label=label)
+    if is_statement(certificate):
+        if index is not None or label is not None:
+            raise click.UsageError("--index and --label are about one input; a data set has --indices")
+        wanted = None if indices is None else parse_indices(indices)
+        found = check_dataset(certificate, models, data, wanted, eps=eps, norm=norm, clip=clip)
+    else:
+        if indices is not None:
+            raise click.UsageError("--indices is about a data set; one input has --index")
+        found = check_certificate(certificate, models, data, index, eps=eps, norm=norm, clip=clip, label=label)
     write_json(out, found.to_dict() | {"cpu_seconds": time.process_time() - began})
     if out != "-":
         click.echo(str(found))

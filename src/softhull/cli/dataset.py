@@ -6,35 +6,36 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import NumberList, console, parse_indices, run_options, say_differences, with_progress, write_json
+from ..verify.methods import RANGES
+from .check import certificate_folder
+from .options import (
+    NumberList,
+    bounding_options,
+    console,
+    ensemble_options,
+    method_option,
+    parse_indices,
+    run_options,
+    say_differences,
+    use_threads,
+    with_progress,
+    write_json,
+)
+from .subject import Subject, subject_options
 
 if TYPE_CHECKING:
+    from ..certificates.dataset import StatementFolder
     from ..formats.datasets import Dataset
     from ..verify.dataset import DatasetReport
 
 
 @click.command("dataset", short_help="Certify accuracy, scores and calibration error of a data set.")
-@click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
-@click.option(
-    "--data", required=True, type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10."
-)
-@click.option("--eps", required=True, type=NumberList(least=0), help="Radii, separated by commas.")
-@click.option("--indices", help="Which inputs, for example 0:500; default: all.")
+@ensemble_options
+@click.option("--eps", type=NumberList(least=0), help="Radii, separated by commas.")
 @click.option(
     "--bins", type=click.IntRange(1, 24), default=15, show_default=True, help="Of the calibration error, equally wide."
 )
-@click.option(
-    "--bound", default="all", show_default=True, help="Softmax bounds, for example hull, er/lse, or all of them."
-)
-@click.option(
-    "--method",
-    type=click.Choice(["auto", "dual", "lp", "conic", "second-order", "linear"]),
-    default="auto",
-    show_default=True,
-    help="dual, lp and conic: feedforward networks only; second-order and linear: attention, too.",
-)
-@click.option("--norm", type=click.Choice(["inf", "2", "1"]), default="inf", show_default=True)
-@click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1.")
+@method_option(RANGES)
 @click.option("--timeout", type=float, help="Seconds for each radius, after which the best found so far is reported.")
 @click.option(
     "--outside",
@@ -42,35 +43,35 @@ if TYPE_CHECKING:
     help="Data of another kind: adds the AUROC of the confidence at telling the two apart.",
 )
 @click.option("--outside-indices", help="Which inputs of the other data, for example 0:500; default: all.")
-@click.option("--executor", help="Who works with --store: local:N, dask or dask:ADDRESS; default: this process.")
 @click.option(
-    "--rounding",
-    type=click.Choice(["outward", "nearest"]),
-    default="outward",
-    show_default=True,
-    help="outward: bounds are true for the real-valued networks; nearest: up to rounding, faster.",
+    "--certificates",
+    type=click.Path(file_okay=False),
+    help="Write a proof for every sample to this folder, and a statement.",
 )
+@click.option("--executor", help="Who works with --store: local:N, dask or dask:ADDRESS; default: this process.")
+@bounding_options
 @run_options
+@subject_options
 def command(
+    subject: Subject,
     models: tuple[str, ...],
     data: str,
-    eps: tuple[float, ...],
+    eps: tuple[float, ...] | None,
     indices: str | None,
     bins: int,
     bound: str,
     method: str,
-    norm: str,
-    clip: tuple[float, float] | None,
     timeout: float | None,
     outside: str | None,
     outside_indices: str | None,
+    certificates: str | None,
     executor: str | None,
     rounding: str,
     store: str | None,
     recheck: bool,
     seed: int,
     device: str,
-    threads: int | None,
+    threads: int,
     out: str | None,
 ) -> None:
     """Certified accuracy, NLL, Brier score, confidence and calibration error of MODELS (an ensemble) on a data set.
@@ -81,15 +82,13 @@ def command(
     Examples
       softhull dataset MODEL.onnx --data images.npz --eps 0.008 --clip 0 1 --indices 0:100
       softhull dataset net-*.onnx --data images.npz --eps 0.004,0.008 --clip 0 1 --store runs.db --json metrics.json
+      softhull dataset MODEL.onnx --data images.npz --eps 0.008 --clip 0 1 --indices 0:20 --certificates proofs
     """
     import torch
 
-    from ..formats.datasets import load_dataset
-    from ..formats.onnx import load_onnx
-    from ..propagate.perturbation import Perturbation
-    from ..report.dataset_tables import metrics_table
+    from ..verify.calibration import bin_edges
     from ..verify.dataset import certify_dataset
-    from ..verify.uncertainty import find_method
+    from ..verify.methods import find_method
 
     if executor is not None and store is None:
         raise click.UsageError("--executor works on a store; name one with --store")
@@ -97,46 +96,114 @@ def command(
         raise click.UsageError("--recheck is about a --store; name it")
     if outside_indices is not None and outside is None:
         raise click.UsageError("--outside-indices belongs to --outside")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    networks = [load_onnx(model) for model in models]
-    sets = [(load_dataset(data), indices)]
+    use_threads(threads)
+    radii, networks = subject.radii(eps), subject.networks(models)
+    sets = [(subject.data(data, networks), indices)]
     if outside is not None:
-        sets.append((load_dataset(outside), outside_indices))
+        sets.append((subject.data(outside, networks), outside_indices))
     keywords = {"bins": bins, "seed": seed, "rounding": rounding}
 
-    def report(dataset: Dataset, which: str | None, radius: float) -> DatasetReport:
-        wanted, perturbation = parse_indices(which, len(dataset)), Perturbation(radius, float(norm), clip)
+    wanted = parse_indices(indices, len(sets[0][0]))
+    statement = None
+    if certificates is not None:
+        folder = certificate_folder(certificates)
+        from ..certificates.dataset import StatementFolder
+
+        if not subject.perturbation(radii[0]).plain:
+            raise click.UsageError("a statement with certificates is about --eps, --norm and --clip, and no more")
+        if len(set(radii)) < len(radii) or len(set(wanted)) < len(wanted):
+            raise click.UsageError("a statement with certificates names every radius and every sample once")
+        files = [folder.model(network, model) for network, model in zip(networks, models)]
+        statement = StatementFolder(folder.path, files, networks, sets[0][0], wanted, bin_edges(bins))
+
+    def report(dataset: Dataset, which: str | None, radius: float | None) -> tuple[DatasetReport, bool]:
+        """What is known in the end, and whether Ctrl-C came before that."""
+        wanted, perturbation = parse_indices(which, len(dataset)), subject.perturbation(radius)
         if store is None:
             x, y = torch.from_numpy(dataset.take(wanted)), torch.from_numpy(dataset.y[wanted])
             own: Any = {"timeout": timeout, "device": device, **keywords}
-            return certify_dataset(networks, x, y, perturbation, method=method, bound=bound, **own)
+            done = certify_dataset(networks, x, y, perturbation, method=method, bound=bound, **own)
+            return done, done.interrupted
         from ..runs.executors import find_executor
         from ..runs.single import Asked, answer_through_store, dataset_result
 
-        chosen = find_method(method)
+        chosen = find_method(method, RANGES)
         asked = Asked("dataset", networks, dataset, wanted, perturbation, method, chosen, bound, keywords)
         choice = None if executor is None else find_executor(executor)
         known = answer_through_store(store, asked, timeout, device, recheck, choice)
         if recheck:
             say_differences(known.differences, len(wanted))
-        return dataset_result(known, asked)
+        return dataset_result(known, asked), known.interrupted
 
-    work = [(radius, dataset, which) for radius in eps for dataset, which in sets]
+    work = [(radius, dataset, which) for radius in radii for dataset, which in sets]
     listed = with_progress(work, len(work), "radii") if store is None else iter(work)
-    found = [report(dataset, which, radius) for radius, dataset, which in listed]
+    found: list[DatasetReport] = []
+    interrupted = False
+    try:
+        for radius, dataset, which in listed:
+            each, interrupted = report(dataset, which, radius)
+            found.append(each)
+            if interrupted:
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    del found[len(found) - len(found) % len(sets) :]
+    if not found:
+        raise KeyboardInterrupt
     inside = found[:: len(sets)]
     answers = [each.to_dict() for each in inside]
     if outside is not None:
         for answer, one, other in zip(answers, inside, found[1::2]):
             answer["metrics"]["auroc"] = one.auroc(other)
+    about: dict[str, Any] = {"models": list(models), "data": data, "method": method, "bound": bound}
+    about |= subject.described()
     if out != "-":
-        console().print(metrics_table(answers))
-        cpu = sum(each.cpu_seconds for each in found)
-        stored = sum(each.from_store for each in found)
-        known = f"; {stored} answers are from the store" if stored else ""
-        console().print(f"{len(inside[0])} samples, {cpu:.1f} CPU seconds{known}")
-        for note in dict.fromkeys(note for each in found for note in each.ranges.notes.values()):
-            console().print(f"not solved to the end: {note}")
-    about = {"models": list(models), "data": data, "norm": norm, "clip": clip, "method": method, "bound": bound}
+        _show(answers, found)
+    if statement is not None and not interrupted:
+        if out != "-":  # the answer is out before the long work on proofs begins
+            write_json(out, about | {"radii": answers})
+        balls = [subject.perturbation(radius) for radius in radii]
+        interrupted = _certify(statement, balls, inside, answers, out != "-")
+        about |= {"statement": str(statement.file), "no_certificate": statement.missing}
     write_json(out, about | {"radii": answers})
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _show(answers: list[dict[str, Any]], found: list[DatasetReport]) -> None:
+    """The table, its cost, and what was not done."""
+    from ..report.dataset_tables import metrics_table
+
+    console().print(metrics_table(answers))
+    stored = sum(each.from_store for each in found)
+    known = f"; {stored} answers are from the store" if stored else ""
+    console().print(f"{len(found[0])} samples, {sum(each.cpu_seconds for each in found):.1f} CPU seconds{known}")
+    for each in found:
+        if each.unanswered:
+            left = f"radius {each.eps:g}: {each.unanswered} of {len(each)} samples were not reached"
+            console().print(f"{left}; nothing is claimed of them. Run the same command again to go on")
+    for note in dict.fromkeys(note for each in found for note in each.ranges.notes.values()):
+        console().print(f"not solved to the end: {note}")
+
+
+def _certify(
+    statement: StatementFolder,
+    balls: list[Any],
+    inside: list[DatasetReport],
+    answers: list[dict[str, Any]],
+    aloud: bool,
+) -> bool:
+    """Certificates and the statement on them; what it claims goes to the answers. Returns whether Ctrl-C came."""
+    from ..report.dataset_tables import metrics_table
+
+    for ball, report, answer in zip(balls, inside, answers):
+        label = f"certificates, radius {ball.eps:g}"
+        answer["stated"] = statement.add(ball, report, lambda places: with_progress(places, len(places), label))  # noqa: B023
+    statement.write()
+    if aloud:
+        console().print("What the certificates prove (stated), beside what was certified:")
+        console().print(metrics_table(answers))
+        click.echo(f"{statement.file}: {len(statement)} certificates")
+        for which, why in statement.missing.items():
+            click.echo(f"no certificate for {which}: {why}")
+    return statement.interrupted

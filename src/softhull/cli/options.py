@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..verify.methods import CLASSES, TABLE, names_for
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 T = TypeVar("T")
 
@@ -67,8 +71,11 @@ def _finite(data: Any) -> Any:
     return data
 
 
-def parse_indices(text: str | None, count: int) -> list[int]:
-    """``0:500``, ``3``, ``0:10,40:50`` as a list; None is everything."""
+LARGEST_COUNT = 1 << 24
+
+
+def parse_indices(text: str | None, count: int = LARGEST_COUNT) -> list[int]:
+    """``0:500``, ``3``, ``0:10,40:50`` of ``count`` inputs as a list; None is everything."""
     if text is None:
         return list(range(count))
     found: list[int] = []
@@ -87,16 +94,40 @@ def parse_indices(text: str | None, count: int) -> list[int]:
     return found
 
 
+NOTES: list[str] = []  # warnings of this command, each said once
+
+
+def say_note(message: Warning | str, *_: Any) -> None:
+    """A warning as one line on standard error, and among the notes of the records."""
+    if (line := str(message)) not in NOTES:
+        NOTES.append(line)
+        click.echo(f"softhull: note: {line}", err=True)
+
+
 def write_json(out: str | None, data: Any) -> None:
     """Records to a file, to standard output (``-``) or nowhere (None)."""
+    data = data | {"notes": list(NOTES)} if NOTES and isinstance(data, dict) else data
     if out == "-":
         show_json(data)
     elif out is not None:
         Path(out).write_text(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
 
 
+@contextmanager
+def counting(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that is told how many of how many are done, and shows it on standard error (on a terminal only)."""
+    with _bar() as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
 def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
     """Pass the items on while a bar on standard error counts them (on a terminal only)."""
+    with _bar() as progress:
+        yield from progress.track(items, total=total, description=label)
+
+
+def _bar() -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -115,12 +146,11 @@ def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        yield from progress.track(items, total=total, description=label)
+    return Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
 
 
 def _resolve_workers(context: click.Context, parameter: click.Parameter, value: int | None) -> int:
-    from ..study.parallel import available_cores
+    from ..workers import available_cores
 
     return available_cores() if value is None else value
 
@@ -130,6 +160,29 @@ workers_option = click.option(
     type=click.IntRange(min=1),
     callback=_resolve_workers,
     help="Processes; default: one per available processor.",
+)
+
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Threads inside one process; more of them help large networks on an idle machine only.",
+)
+
+
+def use_threads(count: int) -> None:
+    """So many threads inside every operation of this process."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+instance_workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Processes that share the instances; default: one per processor, if the work takes long.",
 )
 
 
@@ -161,28 +214,72 @@ def _telling(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name in ("verdict", "bound") and value is not None}
 
 
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every command that certifies instances takes: a store, a seed, a device, threads, a file for records."""
-    for option in reversed(
-        (
-            click.option(
-                "--store",
-                type=click.Path(dir_okay=False),
-                help="A run store: what it knows is believed and not computed again, the rest is kept.",
-            ),
-            click.option(
-                "--recheck", is_flag=True, help="Compute again what the store knows, and say where it differs."
-            ),
-            click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
-            device_option,
-            click.option("--threads", type=click.IntRange(min=1), help="Processor threads."),
-            click.option(
-                "--json",
-                "out",
-                type=click.Path(dir_okay=False),
-                help="Write the records to this file ('-': standard output).",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+Command = Callable[..., Any]
+
+
+def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in the order in which the help lists them."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+# Of every command about an ensemble: its files, and inputs with labels.
+ensemble_options = together(
+    click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)),
+    click.option(
+        "--data", required=True, type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10."
+    ),
+    click.option("--indices", help="Which inputs, for example 0:500; default: all."),
+)
+
+# Of the programs that bound probabilities.
+bounding_options = together(
+    click.option(
+        "--bound", default="all", show_default=True, help="Softmax bounds, for example hull, er/lse, or all of them."
+    ),
+    click.option(
+        "--rounding",
+        type=click.Choice(["outward", "nearest"]),
+        default="outward",
+        show_default=True,
+        help="outward: bounds are true for the real-valued networks; nearest: up to rounding, faster.",
+    ),
+)
+
+
+def method_option(question: str) -> Callable[[Command], Command]:
+    """``--method``: those that answer a question."""
+    known = names_for(question)
+    feedforward = [name for name in known if "feedforward" in TABLE[name].about]
+    return click.option(
+        "--method",
+        type=click.Choice(known),
+        default="auto",
+        show_default=True,
+        help=f"{', '.join(feedforward)}: feedforward networks only." if question != CLASSES else None,
+    )
+
+
+# Of every command that certifies instances: a store, a seed, a device, threads, a file for records.
+run_options = together(
+    click.option(
+        "--store",
+        type=click.Path(dir_okay=False),
+        help="A run store: what it knows is believed and not computed again, the rest is kept.",
+    ),
+    click.option("--recheck", is_flag=True, help="Compute again what the store knows, and say where it differs."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
+    device_option,
+    threads_option,
+    click.option(
+        "--json",
+        "out",
+        type=click.Path(dir_okay=False),
+        help="Write the records to this file ('-': standard output).",
+    ),
+)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import printable
 from .options import console
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ def _csv(rows: Iterator[Row]) -> str:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in _plain(rows):
-        writer.writerow(row | {name: json.dumps(row[name], sort_keys=True) for name in ("models", "settings")})
+        row |= {name: json.dumps(row[name], sort_keys=True) for name in ("models", "settings")}
+        # A store may be a stranger's, and CSV is looked at in terminals, too.
+        writer.writerow({name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()})
     return text.getvalue()
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..verify.methods import CLASSES
 from .check import certificate_folder
-from .options import console, parse_indices, run_options, say_differences, with_progress, write_json
+from .options import (
+    console,
+    counting,
+    instance_workers_option,
+    method_option,
+    parse_indices,
+    run_options,
+    say_differences,
+    use_threads,
+    with_progress,
+    write_json,
+)
+from .subject import Subject, subject_options
 
 if TYPE_CHECKING:
     from ..formats.network import Network
     from ..propagate.methods import Method
-
-BATCH = 100  # instances between two ticks of the progress bar
 
 
 @click.command("verify", short_help="Certify that every perturbed input keeps its class.")
@@ -23,12 +34,7 @@ BATCH = 100  # instances between two ticks of the progress bar
 @click.option("--data", type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10 binary.")
 @click.option("--eps", type=float, help="Radius of the perturbation.")
 @click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all.")
-@click.option(
-    "--method",
-    type=click.Choice(["auto", "linear", "second-order", "paper", "branch"]),
-    default="auto",
-    show_default=True,
-)
+@method_option(CLASSES)
 @click.option("--bound", help="Softmax bound by name, for example hull, lse* or lse*/lse; default: the method's own.")
 @click.option(
     "--rounding",
@@ -40,8 +46,6 @@ BATCH = 100  # instances between two ticks of the progress bar
     "--property", "prop", type=click.Choice(["all", "runner-up", "targets"]), default="all", show_default=True
 )
 @click.option("--target", "targets", type=int, multiple=True, help="A class for --property targets; may be repeated.")
-@click.option("--norm", type=click.Choice(["inf", "2", "1"]), default="inf", show_default=True)
-@click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1.")
 @click.option(
     "--attack/--no-attack", default=None, help="Attack everything / nothing; default: what the bounds leave open."
 )
@@ -53,8 +57,11 @@ BATCH = 100  # instances between two ticks of the progress bar
 @click.option(
     "--certificates", type=click.Path(file_okay=False), help="Write a proof of every certified instance to this folder."
 )
+@instance_workers_option
 @run_options
+@subject_options
 def command(
+    subject: Subject,
     model: str,
     data: str | None,
     eps: float | None,
@@ -65,8 +72,6 @@ def command(
     optimize: int | None,
     prop: str,
     targets: tuple[int, ...],
-    norm: str,
-    clip: tuple[float, float] | None,
     attack: bool | None,
     radius: bool,
     vnnlib: str | None,
@@ -76,7 +81,8 @@ def command(
     recheck: bool,
     seed: int,
     device: str,
-    threads: int | None,
+    threads: int,
+    workers: int | None,
     out: str | None,
 ) -> None:
     """Certify that every input within a perturbation keeps its class.
@@ -89,34 +95,26 @@ def command(
       softhull verify MODEL.onnx --data images.npz --eps 0.05 --radius --json radii.json
       softhull verify MODEL.onnx --vnnlib PROPERTY.vnnlib --timeout 60
     """
-    import torch
-
-    from ..deadlines import deadline_after
-    from ..errors import SofthullError
-    from ..formats.onnx import load_onnx
-    from ..propagate.methods import find_method
+    from ..verify.methods import find_method
 
     if store is not None and (vnnlib is not None or radius):
         raise click.UsageError("--store keeps verdicts; leave --vnnlib and --radius out")
     if recheck and store is None:
         raise click.UsageError("--recheck is about a --store; name it")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    chosen = find_method(method, bound, optimize, rounding)
+    use_threads(threads)
+    chosen = find_method(method, bound=bound, optimize=optimize, rounding=rounding)
     if vnnlib is not None:
-        _property(load_onnx(model), vnnlib, chosen, timeout, seed, device, out)
+        _property(subject.networks([model])[0], vnnlib, chosen, timeout, seed, device, out)
         return
-    if data is None or eps is None:
+    if data is None or (eps is None and subject.needs_radius):
         raise click.UsageError("name --data and --eps, or --vnnlib")
     folder = None if certificates is None or radius else certificate_folder(certificates)
     if prop == "targets" and not targets:
         raise click.UsageError("--property targets needs at least one --target")
 
-    from ..formats.datasets import load_dataset
-    from ..propagate.perturbation import Perturbation
-
-    perturbation = Perturbation(eps, float(norm), clip)
-    network, dataset = load_onnx(model), load_dataset(data)
+    perturbation = subject.perturbation(eps)
+    network = subject.networks([model])[0]
+    dataset = subject.data(data, [network])
     wanted = parse_indices(indices, len(dataset))
     question: dict[str, Any] = {"property": prop, "method": chosen, "device": device}
     if prop == "targets":
@@ -125,7 +123,13 @@ def command(
         from ..verify.robustness import certified_radius
 
         found = certified_radius(
-            network, dataset.take(wanted), dataset.y[wanted], perturbation, timeout=timeout, **question
+            network,
+            dataset.take(wanted),
+            dataset.y[wanted],
+            perturbation,
+            timeout=timeout,
+            workers=workers or "auto",
+            **question,
         )
         rows = [
             {"index": i, "label": int(dataset.y[i]), "radius": None if math.isnan(r) else float(r)}
@@ -139,59 +143,45 @@ def command(
         return
 
     from ..report.tables import verdict_table
-    from ..verify.result import Result, Verdict
+    from ..verify.result import Verdict
     from ..verify.robustness import verify_robustness
 
-    records: list[Any] = []
-    cpu = wall = 0.0
     more: dict[str, Any] = {}
-
-    def report() -> Result:
-        result = Result(tuple(records), cpu, wall, rounding=chosen.rounding)
-        if out != "-":  # first the table: a file that cannot be written must not take the answer with it
-            console().print(verdict_table(result))
-        if out != "-" or folder is None:
-            write_json(out, result.to_dict() | more)
-        return result
-
-    deadline = deadline_after(timeout)
-    batches = [wanted[i : i + BATCH] for i in range(0, len(wanted), BATCH)]
     if store is not None:
         from ..runs.single import Asked, answer_through_store, robustness_result
 
         keywords = {"attack": attack, "seed": seed, "property": prop, "targets": targets or None}
         asked = Asked("robustness", [network], dataset, wanted, perturbation, method, chosen, bound, keywords)
         answers = answer_through_store(store, asked, timeout, device, recheck)
-        known = robustness_result(answers, asked)
+        result = robustness_result(answers, asked)
         if recheck:
             more["differences"] = answers.differences
             say_differences(answers.differences, len(wanted))
-        records, cpu, wall, batches = list(known.records), known.cpu_seconds, known.seconds, []
-    try:
-        for batch in with_progress(batches, len(batches), f"batches of {BATCH}"):
-            left = None if timeout is None else max(0.0, deadline - time.monotonic())
-            x, y = dataset.take(batch), dataset.y[batch]
-            part = verify_robustness(network, x, y, perturbation, timeout=left, attack=attack, seed=seed, **question)
-            records.extend(part.renumbered(batch).records)
-            cpu, wall = cpu + part.cpu_seconds, wall + part.seconds
-            if part.interrupted:
-                raise KeyboardInterrupt
-    except (KeyboardInterrupt, SofthullError):
-        if records:  # what was done is reported whatever happens
-            report()
-        raise
-    result = report()
+    else:
+        x, y = dataset.take(wanted), dataset.y[wanted]
+        with counting("instances") as progress:
+            own: dict[str, Any] = {"timeout": timeout, "attack": attack, "seed": seed, "workers": workers or "auto"}
+            result = verify_robustness(network, x, y, perturbation, progress=progress, **own, **question)
+        result = result.renumbered(wanted)
+    if out != "-":  # first the table: a file that cannot be written must not take the answer with it
+        console().print(verdict_table(result))
+    if out != "-" or folder is None:
+        write_json(out, result.to_dict() | more)
+    if result.interrupted:
+        raise KeyboardInterrupt
     if folder is None:
         return
 
     from ..certificates.write import class_certificate
+    from ..formats.inputs import fit_inputs
 
-    certified = [record.index for record in result.records if record.verdict is Verdict.CERTIFIED]
-    for i in with_progress(certified, len(certified), "certificates"):
-        x = dataset.take([i])
+    file = folder.model(network, model)
+    certified = [record for record in result.records if record.verdict is Verdict.CERTIFIED]
+    for record in with_progress(certified, len(certified), "certificates"):
+        x = fit_inputs(network, dataset.take([record.index])).numpy()
         rivals = list(targets) if prop == "targets" else _runner_up(network, x) if prop == "runner-up" else None
-        label = int(dataset.y[i])
-        folder.keep(i, lambda: class_certificate(model, x[0], label, perturbation, rivals, i))  # noqa: B023
+        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index
+        folder.keep(record.index, partial(class_certificate, *given, proved_by=record.proved_by, cuts=record.cuts))
     write_json(out, folder.described(result.to_dict() | more))
     if out != "-":
         click.echo(str(folder))

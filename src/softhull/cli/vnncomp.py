@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .options import device_option, with_progress
+from .options import device_option, threads_option, use_threads, with_progress
 
 
 @click.command("vnncomp", short_help="Decide properties in the formats of VNN-COMP.")
@@ -22,7 +22,7 @@ from .options import device_option, with_progress
 @click.option("--category", help="The first column of the results; default: the folder of the table.")
 @click.option("--method", help="As in softhull verify; default: its default.")
 @device_option
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
+@threads_option
 def command(
     onnx: Path | None,
     vnnlib: Path | None,
@@ -33,7 +33,7 @@ def command(
     category: str | None,
     method: str | None,
     device: str,
-    threads: int | None,
+    threads: int,
 ) -> None:
     """Decide whether any input of VNNLIB breaks the property of ONNX, and write the verdict to RESULT.
 
@@ -44,13 +44,10 @@ def command(
       softhull vnncomp MODEL.onnx PROPERTY.vnnlib result.txt --timeout 100
       softhull vnncomp --instances instances.csv --out results.csv
     """
-    import torch
-
-    from ..propagate.methods import find_method
     from ..runs.vnncomp import decide, decide_safely, read_instances, result_lines
+    from ..verify.methods import find_method
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     if method is not None:
         find_method(method)
     if instances is None:

@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..graph.curves import Valley
 from ..graph.graph import Graph, Node
 from ..graph.operator import Affine, Operator, Shape
+from ..graph.ops.elu import Elu
 from ..graph.ops.erf import Erf
-from ..graph.ops.gelu import Gelu, TanhGelu
 from ..graph.ops.matmul import MatMul
 from ..graph.ops.sigmoid import Sigmoid
 from ..graph.ops.softmax import Softmax
+from ..graph.ops.softplus import Softplus
 from ..graph.ops.tanh import Tanh
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ def _rounding(graph: Graph, x: Tensor, limits: torch.finfo) -> np.ndarray:
 
 
 # Runtimes approximate these to a few units of 1, not of the result.
-_BOUNDED = (Sigmoid, Tanh, Erf, Softmax)
+_BOUNDED = (Sigmoid, Tanh, Erf, Elu, Softplus, Softmax)
 
 
 def _local(operator: Operator, terms: int, inputs: list[Tensor], y: Tensor) -> Tensor:
@@ -135,6 +137,6 @@ def _local(operator: Operator, terms: int, inputs: list[Tensor], y: Tensor) -> T
         return (math.sqrt(inputs[0].shape[-1]) + 4) * operator.value(*sizes)
     if isinstance(operator, _BOUNDED):
         return 4 * (y.abs() + 1)
-    if isinstance(operator, Gelu | TanhGelu):
+    if isinstance(operator, Valley):
         return 4 * (y.abs() + sizes[0])
     return 4 * y.abs()

@@ -9,13 +9,18 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+import torch
 
-from ..errors import DatasetError
+from ..errors import DatasetError, InvalidInput, warn
+from ..regions import Alternatives
+from .cut import Front
+from .inputs import BYTES, fit_layout
+from .network import Network
 
 LARGEST_ARRAY = 1 << 30  # bytes
 
@@ -29,6 +34,14 @@ class Dataset:
     raw: np.ndarray
     y: np.ndarray
     path: str
+    front: Front | None = None  # computes the inputs of a network from what the file holds
+
+    def through(self, network: Network) -> Dataset:
+        """The same data for a network whose perturbed tensor lies inside of its model file, or for any other."""
+        found = replace(self, front=network.front)
+        if found.raw.dtype == np.uint8 and found.front is None:
+            warn(f"{self.path}: {BYTES}")
+        return found
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -44,6 +57,8 @@ class Dataset:
         if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
             raise DatasetError(f"{self.path}: indices {chosen.min()} to {chosen.max()} of {len(self)} inputs")
         part = self.raw[chosen]
+        if self.front is not None:
+            return self.front.compute(fit_layout(torch.as_tensor(part), self.front.shape, len(part)).numpy())
         values = part.astype(np.float64)
         if part.dtype == np.uint8:
             return values / 255
@@ -87,31 +102,65 @@ def _checked(path: Path, raw: np.ndarray, y: np.ndarray) -> Dataset:
     return Dataset(raw, y.astype(np.int64), str(path))
 
 
+def load_array(path: str | Path) -> np.ndarray:
+    """One array of numbers from an npy file; DatasetError with one line when that is impossible."""
+    try:
+        with Path(path).open("rb") as stream:
+            return _npy(stream, str(path))
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def load_alternatives(path: str | Path, at_most: int | None = None) -> Alternatives:
+    """From an npz file: ``embeddings [V, d]``, and ``pairs [n, 2]`` of a word and one that may stand in its place."""
+    path = Path(path)
+    table, pairs = _arrays(path, ("embeddings", "pairs"))
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+        raise DatasetError(f"{path}: pairs must be [n, 2] whole numbers, rows of the embeddings")
+    words: dict[int, list[int]] = {}
+    for word, other in pairs.tolist():
+        words.setdefault(word, []).append(other)
+    try:
+        return Alternatives(table, words, at_most)
+    except InvalidInput as problem:
+        raise DatasetError(f"{path}: {problem}") from None
+
+
 def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    x, y = _arrays(path, ("x", "y"))
+    return x, y
+
+
+def _arrays(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """Arrays of an npz file by their names."""
     try:
         with zipfile.ZipFile(path) as archive:
-            missing = {"x.npy", "y.npy"} - set(archive.namelist())
+            missing = [name for name in names if f"{name}.npy" not in archive.namelist()]
             if missing:
-                raise DatasetError(f"{path}: holds no array {min(missing)[0]!r}; x and y are needed")
-            return _member(archive, "x.npy", path), _member(archive, "y.npy", path)
+                raise DatasetError(f"{path}: holds no array {missing[0]!r}; {' and '.join(names)} are needed")
+            found = []
+            for name in names:
+                with archive.open(f"{name}.npy") as stream:
+                    found.append(_npy(stream, f"{path}: array {name!r}"))
+            return found
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError):
         raise DatasetError(f"{path}: not an npz file, or damaged") from None
 
 
-def _member(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
+def _npy(stream: IO[bytes], place: str) -> np.ndarray:
     """One array, its size known from the header before anything of that size is made; never a pickle."""
-    place = f"{path}: array {name.removesuffix('.npy')!r}"
-    with archive.open(name) as stream:
-        try:
-            shape, fortran, dtype = _npy_header(stream)
-        except (ValueError, SyntaxError, struct.error, UnicodeDecodeError, tokenize.TokenError):
-            raise DatasetError(f"{place}: damaged") from None
-        if dtype.hasobject or dtype.kind not in "fiub":
-            raise DatasetError(f"{place}: holds {dtype}; only numbers are read")
-        size = math.prod(shape) * dtype.itemsize
-        if size > LARGEST_ARRAY:
-            raise DatasetError(f"{place}: {size} bytes; at most {LARGEST_ARRAY} are read")
-        content = stream.read(size)
+    try:
+        shape, fortran, dtype = _npy_header(stream)
+    except (ValueError, SyntaxError, struct.error, UnicodeDecodeError, tokenize.TokenError):
+        raise DatasetError(f"{place}: damaged") from None
+    if dtype.hasobject or dtype.kind not in "fiub":
+        raise DatasetError(f"{place}: holds {dtype}; only numbers are read")
+    size = math.prod(shape) * dtype.itemsize
+    if size > LARGEST_ARRAY:
+        raise DatasetError(f"{place}: {size} bytes; at most {LARGEST_ARRAY} are read")
+    content = stream.read(size)
     if len(content) != size:
         raise DatasetError(f"{place}: shorter than its header says")
     return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if fortran else "C")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,19 @@ from ..errors import DomainError, ModelError, quoted
 from ..graph.builder import LARGEST_VALUE, GraphBuilder
 from ..graph.graph import Graph, Node
 from ..graph.operator import Operator
+from ..graph.ops.add import Subtract
 from ..graph.ops.clip import Clip
-from ..graph.ops.maximum import Maximum
+from ..graph.ops.expand import Expand
+from ..graph.ops.guard import Guard, Undefined
+from ..graph.ops.log_sum_exp import LogSumExp
 from ..graph.ops.relu import Relu
 from ..graph.ops.reshape import Reshape
 from ..graph.ops.sigmoid import Sigmoid
 from ..graph.ops.softmax import Softmax
 from ..graph.simplify import simplify
+from . import onnx_composed as onnx_composed  # registers its rules
 from .agreement import disagreements, probes
+from .cut import MOST_CONSTANTS, cut
 from .external_data import embed_external_data
 from .network import LARGEST_INPUT, Network
 from .onnx_constants import ConstantFolder
@@ -32,12 +38,16 @@ LARGEST_FILE = 2 << 30  # protobuf itself reads no more
 MOST_NODES = 50_000
 
 OLDEST_OPSET = 7  # before, broadcasting was an attribute; runtimes promise nothing about it
-MOST_CONSTANTS = 1 << 23  # entries that constants may have beyond the bytes of the file
 UNUSUAL = 2.0**100  # larger than any limit that is meant
 
 
-def load_onnx(path: str | Path) -> Network:
-    """Read a network from an ONNX file; raises ModelError with one line when that is impossible."""
+def load_onnx(path: str | Path, fixed: Mapping[str, Any] | None = None, perturb: str | None = None) -> Network:
+    """Read a network from an ONNX file; raises ModelError with one line when that is impossible.
+
+    ``fixed``: arrays for all inputs of the model but one, by name. ``perturb``: the tensor of the file that is to be
+    perturbed instead of the input, by name, or ``"embeddings"`` for what a table of embeddings gives. Inputs are then
+    still given as the model takes them; onnxruntime computes the tensor from them.
+    """
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -46,10 +56,16 @@ def load_onnx(path: str | Path) -> Network:
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
-    return parse_onnx(content, str(path), path.parent)
+    return parse_onnx(content, str(path), path.parent, fixed, perturb)
 
 
-def parse_onnx(content: bytes, name: str, folder: Path | None) -> Network:
+def parse_onnx(
+    content: bytes,
+    name: str,
+    folder: Path | None,
+    fixed: Mapping[str, Any] | None = None,
+    perturb: str | None = None,
+) -> Network:
     """Read a network from the bytes of an ONNX file that lies, or does not lie, in a folder."""
     model = onnx.ModelProto()
     try:
@@ -64,6 +80,16 @@ def parse_onnx(content: bytes, name: str, folder: Path | None) -> Network:
     external = embed_external_data(model, name, folder)
     for part in external:
         digest.update(part)
+    front, changed = None, bool(fixed) or perturb is not None
+    if changed:
+        try:
+            front = cut(model, name, fixed or {}, perturb)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever a file is made of
+            raise ModelError(f"{name}: it cannot be cut: {_reason(error)}") from None
+        content = model.SerializeToString(deterministic=True)
+        digest = hashlib.sha256(content)
     graph, input_name, dtype = _translate(model, name)
     graph = _final_last(graph)
     network = Network(
@@ -72,9 +98,11 @@ def parse_onnx(content: bytes, name: str, folder: Path | None) -> Network:
         sha256=digest.hexdigest(),
         input_name=input_name,
         final=_final(graph),
-        model=model.SerializeToString() if external else content,
+        model=model.SerializeToString() if external and not changed else content,
         input_dtype=dtype,
         runtime_dtype=_shortest(model, dtype),
+        front=front,
+        changed=changed,
     )
     _compare(network)
     return network
@@ -89,6 +117,8 @@ def _final_last(graph: Graph) -> Graph:
         return graph
     shape = last.shape
     operator = before.operator
+    if isinstance(operator, Softmax) and operator.mask is not None:
+        return graph
     if isinstance(operator, Softmax) and max(shape, default=1) == math.prod(shape) == before.shape[operator.axis]:
         operator = Softmax(shape.index(max(shape)))
     elif not isinstance(operator, Sigmoid):
@@ -105,9 +135,22 @@ def _final(graph: Graph) -> str | None:
     last = graph.nodes[-1]
     if isinstance(last.operator, Sigmoid):
         return "sigmoid"
-    # A softmax of one entry is 1 whatever its logit is: the sign of that logit is no class.
-    classes = isinstance(last.operator, Softmax) and 1 < last.shape[last.operator.axis] == math.prod(last.shape)
-    return "softmax" if classes else None
+    if isinstance(last.operator, Softmax):
+        # A softmax of one entry is 1 whatever its logit is: the sign of that logit is no class. A mask decides, too.
+        classes = 1 < last.shape[last.operator.axis] == math.prod(last.shape)
+        return "softmax" if classes and last.operator.mask is None else None
+    return "log-softmax" if _is_log_softmax(graph, last) else None
+
+
+def _is_log_softmax(graph: Graph, last: Node) -> bool:
+    """``x - log sum exp(x)`` over all entries, and more than one of them."""
+    if not isinstance(last.operator, Subtract) or math.prod(last.shape) < 2 or last.inputs[0] < 0:
+        return False
+    spread = graph.nodes[last.inputs[1]] if last.inputs[1] >= 0 else None
+    total = graph.nodes[spread.inputs[0]] if spread is not None and isinstance(spread.operator, Expand) else spread
+    if total is None or not isinstance(total.operator, LogSumExp) or total.inputs != last.inputs[:1]:
+        return False
+    return math.prod(total.shape) == 1
 
 
 def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
@@ -132,7 +175,9 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
     inputs = [entry for entry in model.graph.input if entry.name not in values]
     if len(inputs) != 1 or len(model.graph.output) != 1:
         counted = f"{len(inputs)} inputs and {len(model.graph.output)} outputs"
-        raise ModelError(f"{name}: {counted}; a network has one of each")
+        names = ", ".join(quoted(entry.name) for entry in inputs[:8])
+        advice = f"; fix all inputs ({names}) but one, with fixed= or --fix NAME=FILE" if len(inputs) > 1 else ""
+        raise ModelError(f"{name}: {counted}; a network has one of each{advice}")
     shape, dtype = _declared(inputs[0], name)
     size = model.ByteSize()
     builder = GraphBuilder(shape, constants=MOST_CONSTANTS + size)
@@ -169,9 +214,9 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
     except ValueError as error:
         raise ModelError(f"{name}: {_reason(error)}") from None
     for left in graph.nodes:
-        if isinstance(left.operator, Maximum):
-            place = f"{name}: node {left.label!r} (ReduceMax)"
-            raise ModelError(f"{place}: a maximum is supported only as the shift inside a softmax")
+        if isinstance(left.operator, Guard | Undefined):
+            place = f"{name}: node {left.label!r} (IsNaN)"
+            raise ModelError(f"{place}: supported only as where(isnan(p), 0, p) directly behind a softmax p")
     if not graph.nodes:
         raise ModelError(f"{name}: the output is the input")
     return graph, inputs[0].name, dtype
@@ -230,11 +275,16 @@ def _without_unreachable_limits(graph: Graph) -> Graph:
     return Graph(graph.input_shape, tuple(nodes))
 
 
+# What the runtime computes in single precision, or with constants of single precision, whatever it is given.
+_IN_SINGLE = {"Attention", "Gelu", "GroupNormalization", "HardSwish", "InstanceNormalization", "LayerNormalization"}
+_IN_SINGLE |= {"RMSNormalization", "Swish"}
+
+
 def _shortest(model: Any, dtype: str) -> str:
     """A network of doubles may cast to single precision, and runtimes compute some operators in it."""
     names = [attribute for node in model.graph.node for attribute in node.attribute]
     single = any(attribute.name == "to" and attribute.i == onnx.TensorProto.FLOAT for attribute in names)
-    single = single or any(node.op_type in ("Gelu", "LayerNormalization") for node in model.graph.node)
+    single = single or any(node.op_type in _IN_SINGLE for node in model.graph.node)
     return "float32" if single else dtype
 
 
@@ -243,7 +293,8 @@ def _declared(entry: Any, name: str) -> tuple[tuple[int, ...], str]:
     kind = entry.type.tensor_type
     types = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64"}
     if kind.elem_type not in types:
-        raise ModelError(f"{name}: input {entry.name!r} is not of type float or double; convert the model")
+        advice = "convert the model, or name the tensor to perturb (perturb= or --perturb, for example embeddings)"
+        raise ModelError(f"{name}: input {entry.name!r} is not of type float or double; {advice}")
     if not kind.HasField("shape"):
         raise ModelError(f"{name}: input {entry.name!r} declares no shape; export the model with one")
     sizes = [max(0, d.dim_value) if d.HasField("dim_value") else 0 for d in kind.shape.dim]

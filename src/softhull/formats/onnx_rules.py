@@ -24,12 +24,13 @@ from ..graph.ops.centre import Centre
 from ..graph.ops.clip import Clip
 from ..graph.ops.concat import Concat
 from ..graph.ops.conv import Conv
+from ..graph.ops.cube import Cube
 from ..graph.ops.erf import Erf
 from ..graph.ops.exp import Exp
 from ..graph.ops.gather import Gather
 from ..graph.ops.gelu import Gelu, TanhGelu
+from ..graph.ops.guard import Guard, Undefined
 from ..graph.ops.log import Log
-from ..graph.ops.maximum import Maximum
 from ..graph.ops.reciprocal import Reciprocal
 from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.ops.rsqrt import Rsqrt
@@ -65,7 +66,7 @@ class Context:
     def axes(self, given: Value) -> list[int] | None:
         """Axes stand in an input or, in older files, in an attribute."""
         if given is not None:
-            return _integers(given)
+            return integers(given)
         axes = self.attributes.get("axes")
         return None if axes is None else [int(axis) for axis in axes]
 
@@ -136,7 +137,7 @@ def schema_of(operator: str, opset: int) -> Any:
 RULES: dict[str, Rule] = {}
 
 
-def _rule(
+def rule(
     *names: str,
     versions: tuple[int, ...],
     inputs: int | tuple[int, int] = 1,
@@ -147,14 +148,14 @@ def _rule(
 
     def register(translate: Translate) -> Translate:
         numbers = (inputs, inputs) if isinstance(inputs, int) else inputs
-        rule = Rule(translate, frozenset(versions), numbers, outputs, attributes or {})
-        RULES.update(dict.fromkeys(names, rule))
+        made = Rule(translate, frozenset(versions), numbers, outputs, attributes or {})
+        RULES.update(dict.fromkeys(names, made))
         return translate
 
     return register
 
 
-def _real(value: Value, masks: bool = False) -> Tensor:
+def real(value: Value, masks: bool = False) -> Tensor:
     """A constant of finite numbers as float64; with ``masks`` also -inf, which a softmax turns into 0."""
     if not isinstance(value, np.ndarray):
         raise ModelError("an input that must be constant depends on the network input")
@@ -171,25 +172,25 @@ def _finite(constant: Tensor, masks: bool = False) -> Tensor:
     return constant
 
 
-def _number(value: Value) -> float:
+def number(value: Value) -> float:
     """A constant with a single entry, possibly infinite."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub" or value.size != 1:
         raise ModelError("a single constant number is expected")
-    number = float(value.reshape(()))
-    if math.isnan(number):
+    found = float(value.reshape(()))
+    if math.isnan(found):
         raise ModelError("a constant is not a number")
-    return number
+    return found
 
 
-def _integers(value: Value) -> list[int]:
+def integers(value: Value) -> list[int]:
     """A shape, or axes, or something else with at most one entry per axis."""
-    found = _positions(value)
+    found = positions(value)
     if found.size > MOST_AXES:
         raise ModelError(f"{found.size} sizes or axes; at most {MOST_AXES} are read")
     return [int(item) for item in found.reshape(-1)]
 
 
-def _positions(value: Value) -> np.ndarray:
+def positions(value: Value) -> np.ndarray:
     if not isinstance(value, np.ndarray):
         raise ModelError("a shape, axis or index is missing or depends on the network input")
     if value.dtype.kind not in "iu":
@@ -197,117 +198,118 @@ def _positions(value: Value) -> np.ndarray:
     return value
 
 
-def _variable(value: Value) -> int:
+def variable(value: Value) -> int:
     if not isinstance(value, int):
         raise ModelError("a constant stands where the variable input is expected")
     return value
 
 
-def _shape(graph: GraphBuilder, value: Value) -> Shape:
+def shape_of(graph: GraphBuilder, value: Value) -> Shape:
     """Of a variable or a constant alike."""
     return graph.shape(value) if isinstance(value, int) else tuple(np.asarray(value).shape)
 
 
-def _axis(axis: int, rank: int) -> int:
+def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ModelError(f"axis {axis} of a value with {rank} dimensions")
     return axis % rank
 
 
 def _distinct_axes(axes: list[int], rank: int) -> tuple[int, ...]:
-    found = sorted(_axis(axis, rank) for axis in axes)
+    found = sorted(axis_of(axis, rank) for axis in axes)
     if len(set(found)) < len(found):
         raise ModelError(f"an axis stands twice in {axes}")
     return tuple(found)
 
 
-@_rule("Shape", versions=(1, 13, 15, 19, 21, 23, 24, 25), attributes={"start": INT, "end": INT})
+@rule("Shape", versions=(1, 13, 15, 19, 21, 23, 24, 25), attributes={"start": INT, "end": INT})
 def _shape_of(context: Context, x: Value) -> Value:
     """Static although the value is not."""
-    shape = context.shape(_variable(x))
+    shape = context.shape(variable(x))
     return np.array(
         shape[context.attributes.get("start", 0) : context.attributes.get("end", len(shape))], dtype=np.int64
     )
 
 
-@_rule("Size", versions=(1, 13, 19, 21, 23, 24, 25))
+@rule("Size", versions=(1, 13, 19, 21, 23, 24, 25))
 def _size_of(context: Context, x: Value) -> Value:
-    return np.array(math.prod(context.shape(_variable(x))), dtype=np.int64)
+    return np.array(math.prod(context.shape(variable(x))), dtype=np.int64)
 
 
-@_rule("Identity", versions=(1, 13, 14, 16, 19, 21, 23, 24, 25))
+@rule("Identity", versions=(1, 13, 14, 16, 19, 21, 23, 24, 25))
 def _identity(context: Context, x: Value) -> Value:
-    return _variable(x)
+    return variable(x)
 
 
-@_rule("Dropout", versions=(7, 10, 12, 13, 22), inputs=(1, 3), outputs=2, attributes={"ratio": FLOAT, "seed": INT})
+@rule("Dropout", versions=(7, 10, 12, 13, 22), inputs=(1, 3), outputs=2, attributes={"ratio": FLOAT, "seed": INT})
 def _dropout(context: Context, x: Value, ratio: Value = None, training: Value = None) -> Value:
     """Nothing, where it is not trained; the second output is a mask that nobody may use."""
     if training is not None and (not isinstance(training, np.ndarray) or training.any()):
         raise ModelError("dropout in training mode is random; export the model in evaluation mode")
-    return _variable(x)
+    return variable(x)
 
 
-@_rule("Cast", versions=(6, 9, 13, 19, 21, 23, 24, 25), attributes={"to": INT, "saturate": INT, "round_mode": STRING})
+@rule("Cast", versions=(6, 9, 13, 19, 21, 23, 24, 25), attributes={"to": INT, "saturate": INT, "round_mode": STRING})
 def _cast(context: Context, x: Value) -> Value:
     """Between single and double precision, which round what the graph says in real numbers; nothing shorter."""
     if context.attributes["to"] not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
         raise ModelError("casting a variable to anything but float and double is not supported")
     context.dtypes.add(context.attributes["to"])
-    return _variable(x)
+    return variable(x)
 
 
-@_rule("Add", versions=(7, 13, 14), inputs=2)
-@_rule("Sum", versions=(8, 13), inputs=(1, MANY))
+@rule("Add", versions=(7, 13, 14), inputs=2)
+@rule("Sum", versions=(8, 13), inputs=(1, MANY))
 def _add(context: Context, *operands: Value) -> Value:
     first, *others = (v for v in operands if isinstance(v, int))
     total = first
     for variable in others:
         total = context.graph.sum_of(total, variable)
     for constant in (v for v in operands if not isinstance(v, int)):
-        total = context.graph.scale(total, 1.0, _real(constant, masks=True))
+        total = context.graph.scale(total, 1.0, real(constant, masks=True))
     return total
 
 
-@_rule("Sub", versions=(7, 13, 14), inputs=2)
+@rule("Sub", versions=(7, 13, 14), inputs=2)
 def _sub(context: Context, a: Value, b: Value) -> Value:
     if isinstance(a, int) and isinstance(b, int):
         return context.graph.difference(a, b)
     if isinstance(a, int):
-        return context.graph.scale(a, 1.0, -_real(b))
-    return context.graph.scale(_variable(b), -1.0, _real(a, masks=True))
+        return context.graph.scale(a, 1.0, -real(b))
+    return context.graph.scale(variable(b), -1.0, real(a, masks=True))
 
 
-@_rule("Neg", versions=(6, 13))
+@rule("Neg", versions=(6, 13))
 def _neg(context: Context, x: int) -> Value:
     return context.graph.scale(x, -1.0)
 
 
-@_rule("Mul", versions=(7, 13, 14), inputs=2)
+@rule("Mul", versions=(7, 13, 14), inputs=2)
 def _mul(context: Context, a: Value, b: Value) -> Value:
     if isinstance(a, int) and isinstance(b, int):
         return context.graph.product(a, b)
     if isinstance(a, int):
-        return context.graph.scale(a, _real(b))
-    return context.graph.scale(_variable(b), _real(a))
+        return context.graph.scale(a, real(b))
+    return context.graph.scale(variable(b), real(a))
 
 
-@_rule("Div", versions=(7, 13, 14), inputs=2)
+@rule("Div", versions=(7, 13, 14), inputs=2)
 def _div(context: Context, a: Value, b: Value) -> Value:
     if not isinstance(b, int):
-        divisor = _real(b)
+        divisor = real(b)
         if bool((divisor == 0).any()):
             raise ModelError("division by a constant 0")
-        return context.graph.scale(_variable(a), _finite(1 / divisor))
+        return context.graph.scale(variable(a), _finite(1 / divisor))
     inverse = context.graph.elementwise(Reciprocal(context.graph.label), b)
-    return context.graph.product(a, inverse) if isinstance(a, int) else context.graph.scale(inverse, _real(a))
+    return context.graph.product(a, inverse) if isinstance(a, int) else context.graph.scale(inverse, real(a))
 
 
-@_rule("Pow", versions=(7, 12, 13, 15), inputs=2)
+@rule("Pow", versions=(7, 12, 13, 15), inputs=2)
 def _pow(context: Context, x: Value, exponent: Value) -> Value:
-    powers = set(_real(exponent).reshape(-1).tolist())
+    powers = set(real(exponent).reshape(-1).tolist())
     label = context.graph.label
     known: dict[float, Operator | None] = {
+        3.0: Cube(),
         2.0: Square(),
         1.0: None,
         0.5: Sqrt(label),
@@ -316,37 +318,57 @@ def _pow(context: Context, x: Value, exponent: Value) -> Value:
     }
     power = powers.pop() if len(powers) == 1 else math.nan
     if power not in known:
-        raise ModelError("only the powers 2, 1, 0.5, -0.5 and -1 are supported")
-    y = _stretched(context.graph, _variable(x), exponent)
+        raise ModelError("only the powers 3, 2, 1, 0.5, -0.5 and -1 are supported")
+    y = stretched(context.graph, variable(x), exponent)
     operator = known[power]
     return y if operator is None else context.graph.elementwise(operator, y)
 
 
-def _stretched(graph: GraphBuilder, x: int, constant: Value) -> int:
+def stretched(graph: GraphBuilder, x: int, constant: Value) -> int:
     """``x`` in the shape that a constant of a larger shape gives it."""
-    return graph.expand(x, broadcast(graph.shape(x), _shape(graph, constant)))
+    return graph.expand(x, broadcast(graph.shape(x), shape_of(graph, constant)))
 
 
-@_rule("Where", versions=(9, 16), inputs=3)
+@rule("Where", versions=(9, 16), inputs=3)
 def _where(context: Context, condition: Value, a: Value, b: Value) -> Value:
     """With a constant condition a selection: variables times their mask, plus the constants chosen."""
-    chosen = _real(condition) != 0
-    shape = broadcast(tuple(chosen.shape), *(_shape(context.graph, v) for v in (a, b)))
+    if isinstance(condition, int):
+        return _guard(context, condition, a, b)
+    chosen = real(condition) != 0
+    shape = broadcast(tuple(chosen.shape), *(shape_of(context.graph, v) for v in (a, b)))
     context.graph.check_constants(shape)
-    total: Value = None
     shift = torch.zeros(shape, dtype=torch.float64)
+    variables = []
     for value, mask in ((a, chosen), (b, ~chosen)):
         if isinstance(value, int):
-            part = context.graph.expand(context.graph.scale(value, mask.double()), shape)
-            total = context.graph.sum_of(total, part) if isinstance(total, int) else part
+            variables.append((value, mask.double()))
         else:
-            shift = torch.where(mask, _real(value, masks=True), shift)
-    return context.graph.scale(_variable(total), 1.0, shift)
+            shift = torch.where(mask, real(value, masks=True), shift)
+    if len(variables) == 1:  # in one step, so that a mask is seen as what it is
+        return context.graph.scale(*variables[0], shift)
+    total, other = (context.graph.expand(context.graph.scale(v, mask), shape) for v, mask in variables)
+    return context.graph.sum_of(total, other)
+
+
+@rule("IsNaN", versions=(9, 13, 20))
+def _is_nan(context: Context, x: Value) -> Value:
+    """Only a guard may ask for it."""
+    return context.graph.add(Undefined(), variable(x))
+
+
+def _guard(context: Context, condition: int, a: Value, b: Value) -> Value:
+    """``where(isnan(x), 0, x)``, which a softmax behind it explains."""
+    node = context.graph.nodes[condition] if condition >= 0 else None
+    if node is None or not isinstance(node.operator, Undefined) or node.inputs != (b,):
+        raise ModelError("its condition depends on the network input; only where(isnan(p), 0, p) is supported")
+    if isinstance(a, int) or bool(real(a).any()) or shape_of(context.graph, a) not in ((), (1,)):
+        raise ModelError("what stands for a missing number must be a single 0")
+    return context.graph.add(Guard(), variable(b))
 
 
 def _product_of_matrices(g: GraphBuilder, a: Value, b: Value) -> int:
     """A vector counts as a matrix of one row on the left, of one column on the right."""
-    a_shape, b_shape = _shape(g, a), _shape(g, b)
+    a_shape, b_shape = shape_of(g, a), shape_of(g, b)
     if len(a_shape) == 1:
         a = _reshaped(g, a, (1, *a_shape))
     if len(b_shape) == 1:
@@ -354,9 +376,9 @@ def _product_of_matrices(g: GraphBuilder, a: Value, b: Value) -> int:
     if isinstance(a, int) and isinstance(b, int):
         y = g.matmul(a, b)
     elif isinstance(a, int):
-        y = g.linear(a, _real(b))
+        y = g.linear(a, real(b))
     else:
-        y = g.linear(_variable(b), _real(a), left=True)
+        y = g.linear(variable(b), real(a), left=True)
     shape = g.shape(y)
     if len(b_shape) == 1:
         shape = shape[:-1]
@@ -365,7 +387,7 @@ def _product_of_matrices(g: GraphBuilder, a: Value, b: Value) -> int:
     return g.reshape(y, shape)
 
 
-@_rule("MatMul", versions=(1, 9, 13), inputs=2)
+@rule("MatMul", versions=(1, 9, 13), inputs=2)
 def _matmul(context: Context, a: Value, b: Value) -> Value:
     return _product_of_matrices(context.graph, a, b)
 
@@ -374,7 +396,7 @@ def _reshaped(graph: GraphBuilder, value: Value, shape: Shape) -> Value:
     return graph.reshape(value, shape) if isinstance(value, int) else np.reshape(np.asarray(value), shape)
 
 
-@_rule(
+@rule(
     "Gemm",
     versions=(7, 9, 11, 13),
     inputs=(2, 3),
@@ -383,7 +405,7 @@ def _reshaped(graph: GraphBuilder, value: Value, shape: Shape) -> Value:
 def _gemm(context: Context, a: Value, b: Value, c: Value = None) -> Value:
     g, attributes = context.graph, context.attributes
     alpha, beta = float(attributes["alpha"]), float(attributes["beta"])
-    if any(len(_shape(g, factor)) != 2 for factor in (a, b)):
+    if any(len(shape_of(g, factor)) != 2 for factor in (a, b)):
         raise ModelError("its factors are not matrices")
     if attributes["transA"]:
         a = g.transpose(a, (1, 0)) if isinstance(a, int) else np.asarray(a).T
@@ -392,27 +414,27 @@ def _gemm(context: Context, a: Value, b: Value, c: Value = None) -> Value:
     y = g.scale(_product_of_matrices(g, a, b), alpha)
     if c is None:
         return y
-    if broadcast(g.shape(y), _shape(g, c)) != g.shape(y):
-        raise ModelError(f"a summand of shape {_shape(g, c)} does not fit a product of shape {g.shape(y)}")
-    return g.sum_of(y, g.scale(c, beta)) if isinstance(c, int) else g.scale(y, 1.0, beta * _real(c))
+    if broadcast(g.shape(y), shape_of(g, c)) != g.shape(y):
+        raise ModelError(f"a summand of shape {shape_of(g, c)} does not fit a product of shape {g.shape(y)}")
+    return g.sum_of(y, g.scale(c, beta)) if isinstance(c, int) else g.scale(y, 1.0, beta * real(c))
 
 
-@_rule("Einsum", versions=(12,), inputs=(1, 2), attributes={"equation": STRING})
+@rule("Einsum", versions=(12,), inputs=(1, 2), attributes={"equation": STRING})
 def _einsum(context: Context, *operands: Value) -> Value:
     """Transposes and sums bring any two-operand einsum into the form of a batched matrix product."""
     g = context.graph
     text = context.attributes["equation"].decode().replace(" ", "")
-    shapes = [_shape(g, v) for v in operands]
+    shapes = [shape_of(g, v) for v in operands]
     terms, result = _einsum_terms(text, shapes)
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes):
         for letter, length in zip(term, shape):
             if sizes.setdefault(letter, length) != length:
                 raise ModelError(f"einsum {text!r}: index {letter!r} has sizes {sizes[letter]} and {length}")
-    values = [v if isinstance(v, int) else _real(v).numpy() for v in operands]
+    values = [v if isinstance(v, int) else real(v).numpy() for v in operands]
     if len(operands) == 1:
         x, term = _sum_letters(g, values[0], terms[0], set(result))
-        return g.transpose(_variable(x), tuple(term.index(letter) for letter in result))
+        return g.transpose(variable(x), tuple(term.index(letter) for letter in result))
     left, right = set(terms[0]), set(terms[1])
     a, first = _sum_letters(g, values[0], terms[0], right | set(result))
     b, second = _sum_letters(g, values[1], terms[1], left | set(result))
@@ -478,26 +500,26 @@ def _moved(graph: GraphBuilder, value: Value, term: str, order: list[str], shape
     return np.asarray(value).transpose(permutation).reshape(shape)
 
 
-_WINDOW = {"kernel_shape": INTS, "strides": INTS, "pads": INTS, "dilations": INTS, "auto_pad": STRING}
+WINDOW = {"kernel_shape": INTS, "strides": INTS, "pads": INTS, "dilations": INTS, "auto_pad": STRING}
 
 
-@_rule("Conv", versions=(1, 11, 22), inputs=(2, 3), attributes={**_WINDOW, "group": INT})
+@rule("Conv", versions=(1, 11, 22), inputs=(2, 3), attributes={**WINDOW, "group": INT})
 def _conv(context: Context, x: Value, kernel: Value, bias: Value = None) -> Value:
-    weights = _real(kernel)
+    weights = real(kernel)
     size = tuple(weights.shape[2:])
     if not 1 <= len(size) <= 3:
         raise ModelError(f"convolution over {len(size)} axes")
     if tuple(context.attributes.get("kernel_shape", size)) != size:
         raise ModelError(f"a kernel of shape {size} that declares another one")
-    strides, pads, dilations = _window(context, context.shape(_variable(x))[2:], size)
+    strides, pads, dilations = window(context, context.shape(variable(x))[2:], size)
     groups = int(context.attributes["group"])
-    shift = None if bias is None else _real(bias)
+    shift = None if bias is None else real(bias)
     if groups < 1 or (shift is not None and tuple(shift.shape) != (weights.shape[0],)):
         raise ModelError(f"{groups} groups, or a bias that does not have one entry per channel")
-    return context.graph.add(Conv(weights, shift, strides, pads, dilations, groups), _variable(x))
+    return context.graph.add(Conv(weights, shift, strides, pads, dilations, groups), variable(x))
 
 
-def _window(context: Context, space: Shape, kernel: Shape) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def window(context: Context, space: Shape, kernel: Shape) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Strides, pads (all fronts, then all backs) and dilations of a convolution or pooling."""
     ones = (1,) * len(kernel)
     strides = tuple(int(v) for v in context.attributes.get("strides", ones))
@@ -527,19 +549,19 @@ def _window(context: Context, space: Shape, kernel: Shape) -> tuple[tuple[int, .
     return strides, (*front, *back), dilations
 
 
-@_rule(
+@rule(
     "AveragePool",
     versions=(7, 10, 11, 19, 22),
-    attributes={**_WINDOW, "ceil_mode": INT, "count_include_pad": INT},
+    attributes={**WINDOW, "ceil_mode": INT, "count_include_pad": INT},
 )
 def _average_pool(context: Context, x: Value) -> Value:
     """A convolution with ones, each position divided by the number of entries it averages."""
     g = context.graph
-    shape = g.shape(_variable(x))
+    shape = g.shape(variable(x))
     kernel = tuple(int(v) for v in context.attributes["kernel_shape"])
     if not 1 <= len(kernel) <= 3:
         raise ModelError(f"pooling over {len(kernel)} axes")
-    strides, pads, dilations = _window(context, shape[2:], kernel)
+    strides, pads, dilations = window(context, shape[2:], kernel)
     rank = len(kernel)
     if max(dilations) > 1:
         raise ModelError("dilated pooling, which runtimes compute in different ways")
@@ -559,7 +581,7 @@ def _average_pool(context: Context, x: Value) -> Value:
     reach = (max(pads[rank + i], (steps[i] - 1) * strides[i] + kernel[i] - shape[2 + i] - pads[i]) for i in range(rank))
     g.check_constants((shape[1], *kernel))
     ones = torch.ones((shape[1], 1, *kernel), dtype=torch.float64)
-    y = g.add(Conv(ones, None, strides, (*pads[:rank], *reach), dilations, shape[1]), _variable(x))
+    y = g.add(Conv(ones, None, strides, (*pads[:rank], *reach), dilations, shape[1]), variable(x))
     g.check_constants(tuple(steps))
     count = torch.ones(tuple(steps), dtype=torch.float64)
     for i in range(rank):
@@ -572,15 +594,15 @@ def _average_pool(context: Context, x: Value) -> Value:
     return g.scale(y, _finite(1 / count))
 
 
-@_rule("GlobalAveragePool", versions=(1, 22))
+@rule("GlobalAveragePool", versions=(1, 22))
 def _global_average_pool(context: Context, x: Value) -> Value:
-    rank = len(context.shape(_variable(x)))
+    rank = len(context.shape(variable(x)))
     if rank < 3:
         raise ModelError(f"pooling of a value with {rank} dimensions")
-    return context.graph.total(_variable(x), tuple(range(2, rank)), mean=True)
+    return context.graph.total(variable(x), tuple(range(2, rank)), mean=True)
 
 
-@_rule(
+@rule(
     "BatchNormalization",
     versions=(7, 9, 14, 15),
     inputs=5,
@@ -589,17 +611,17 @@ def _global_average_pool(context: Context, x: Value) -> Value:
 def _batch_normalization(context: Context, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
     if context.attributes.get("training_mode") or not context.attributes.get("spatial", 1):
         raise ModelError("it depends on the batch or on the place; export the model in evaluation mode")
-    shape = context.shape(_variable(x))
-    constants = [_real(value) for value in (scale, bias, mean, variance)]
+    shape = context.shape(variable(x))
+    constants = [real(value) for value in (scale, bias, mean, variance)]
     if len(shape) < 2 or any(tuple(constant.shape) != (shape[1],) for constant in constants):
         raise ModelError(f"its constants do not have one entry for each channel of an input {shape}")
     factor, shift, centre, spread = (c.reshape(-1, *(1,) * (len(shape) - 2)) for c in constants)
     factor = _finite(factor / torch.sqrt(spread + float(context.attributes["epsilon"])))
     # In two steps no constant is off by more than a share of itself; one shift for both could cancel.
-    return context.graph.scale(context.graph.scale(_variable(x), 1.0, -centre), factor, shift)
+    return context.graph.scale(context.graph.scale(variable(x), 1.0, -centre), factor, shift)
 
 
-@_rule(
+@rule(
     "LayerNormalization",
     versions=(17,),
     inputs=(2, 3),
@@ -608,63 +630,63 @@ def _batch_normalization(context: Context, x: Value, scale: Value, bias: Value, 
 def _layer_normalization(context: Context, x: Value, scale: Value, bias: Value = None) -> Value:
     """Centre, square, mean, reciprocal root, product: the only product of two variables is the last."""
     g = context.graph
-    shape = g.shape(_variable(x))
+    shape = g.shape(variable(x))
     if context.attributes["stash_type"] not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
         raise ModelError("a mean in anything but float or double is not supported")
-    axes = tuple(range(_axis(int(context.attributes["axis"]), len(shape)), len(shape)))
-    constants = [_real(value) for value in (scale, bias) if value is not None]
+    axes = tuple(range(axis_of(int(context.attributes["axis"]), len(shape)), len(shape)))
+    constants = [real(value) for value in (scale, bias) if value is not None]
     if any(tuple(constant.shape) != shape[axes[0] :] for constant in constants):
         raise ModelError(f"its constants do not have the shape {shape[axes[0] :]} of what it normalises")
-    centred = g.add(Centre(axes), _variable(x))
+    centred = g.add(Centre(axes), variable(x))
     variance = g.total(g.elementwise(Square(), centred), axes, mean=True)
     steadied = g.scale(variance, 1.0, float(context.attributes["epsilon"]))
     y = g.product(centred, g.elementwise(Rsqrt(g.label), steadied))
     return g.scale(y, *constants)
 
 
-def _activation(name: str, versions: tuple[int, ...], make: Callable[[Context], Operator], **attributes: int) -> None:
-    @_rule(name, versions=versions, attributes=attributes)
+def activation(name: str, versions: tuple[int, ...], make: Callable[[Context], Operator], **attributes: int) -> None:
+    @rule(name, versions=versions, attributes=attributes)
     def translate(context: Context, x: Value) -> Value:
-        return context.graph.elementwise(make(context), _variable(x))
+        return context.graph.elementwise(make(context), variable(x))
 
 
-_activation("Relu", (6, 13, 14), lambda context: Relu())
-_activation("LeakyRelu", (6, 16), lambda context: LeakyRelu(_finite_attribute(context, "alpha")), alpha=FLOAT)
-_activation("Sigmoid", (6, 13), lambda context: Sigmoid())
-_activation("Tanh", (6, 13), lambda context: Tanh())
-_activation("Erf", (9, 13), lambda context: Erf())
-_activation("Exp", (6, 13), lambda context: Exp())
-_activation("Log", (6, 13), lambda context: Log(context.graph.label))
-_activation("Sqrt", (6, 13), lambda context: Sqrt(context.graph.label))
-_activation("Reciprocal", (6, 13), lambda context: Reciprocal(context.graph.label))
+activation("Relu", (6, 13, 14), lambda context: Relu())
+activation("LeakyRelu", (6, 16), lambda context: LeakyRelu(finite_attribute(context, "alpha")), alpha=FLOAT)
+activation("Sigmoid", (6, 13), lambda context: Sigmoid())
+activation("Tanh", (6, 13), lambda context: Tanh())
+activation("Erf", (9, 13), lambda context: Erf())
+activation("Exp", (6, 13), lambda context: Exp())
+activation("Log", (6, 13), lambda context: Log(context.graph.label))
+activation("Sqrt", (6, 13), lambda context: Sqrt(context.graph.label))
+activation("Reciprocal", (6, 13), lambda context: Reciprocal(context.graph.label))
 
 
-def _finite_attribute(context: Context, name: str) -> float:
+def finite_attribute(context: Context, name: str) -> float:
     value = float(context.attributes[name])
     if not math.isfinite(value):
         raise ModelError(f"the attribute {name!r} is infinite or not a number")
     return value
 
 
-@_rule("Gelu", versions=(20,), attributes={"approximate": STRING})
+@rule("Gelu", versions=(20,), attributes={"approximate": STRING})
 def _gelu(context: Context, x: Value) -> Value:
     kinds: dict[bytes, Operator] = {b"none": Gelu(), b"tanh": TanhGelu()}
     kind = context.attributes["approximate"]
     if kind not in kinds:
         raise ModelError(f"the approximation {kind!r} is unknown")
-    return context.graph.elementwise(kinds[kind], _variable(x))
+    return context.graph.elementwise(kinds[kind], variable(x))
 
 
-@_rule("Clip", versions=(6, 11, 12, 13), inputs=(1, 3), attributes={"min": FLOAT, "max": FLOAT})
+@rule("Clip", versions=(6, 11, 12, 13), inputs=(1, 3), attributes={"min": FLOAT, "max": FLOAT})
 def _clip(context: Context, x: Value, low: Value = None, high: Value = None) -> Value:
     least, most = (_limit(context, *limit) for limit in (("min", low, -1), ("max", high, 1)))
-    return _clipped(context.graph, _variable(x), least, most)
+    return clipped(context.graph, variable(x), least, most)
 
 
 def _limit(context: Context, name: str, given: Value, side: int) -> float:
     """A limit that is left out is the largest number of the dtype, and brings an infinity back to it."""
     if given is not None:
-        return _number(given)
+        return number(given)
     if name in context.attributes:
         return float(context.attributes[name])
     if len(context.dtypes) > 1:
@@ -673,7 +695,7 @@ def _limit(context: Context, name: str, given: Value, side: int) -> float:
     return side * float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(dtype)).max)
 
 
-def _clipped(graph: GraphBuilder, x: int, least: float, most: float) -> int:
+def clipped(graph: GraphBuilder, x: int, least: float, most: float) -> int:
     """Limits are taken as written: the largest float is one, too, and a network may reach it."""
     if not least < most or math.inf in (least, -most):
         raise ModelError(f"the limits {least} and {most} leave nothing")
@@ -682,44 +704,22 @@ def _clipped(graph: GraphBuilder, x: int, least: float, most: float) -> int:
     return graph.elementwise(Relu() if (least, most) == (0, math.inf) else Clip(least, most), x)
 
 
-@_rule("Max", versions=(8, 12, 13), inputs=(1, 2))
-def _max(context: Context, *operands: Value) -> Value:
-    x, limit = _against_number(context.graph, operands)
-    return _clipped(context.graph, x, -math.inf if limit is None else limit, math.inf)
-
-
-@_rule("Min", versions=(8, 12, 13), inputs=(1, 2))
-def _min(context: Context, *operands: Value) -> Value:
-    x, limit = _against_number(context.graph, operands)
-    return _clipped(context.graph, x, -math.inf, math.inf if limit is None else limit)
-
-
-def _against_number(graph: GraphBuilder, operands: tuple[Value, ...]) -> tuple[int, float | None]:
-    variables = [v for v in operands if isinstance(v, int)]
-    constants = [v for v in operands if isinstance(v, np.ndarray)]
-    if len(variables) != 1 or any(constant.size != 1 for constant in constants):
-        raise ModelError("supported only between a variable and one constant number")
-    if not constants:
-        return variables[0], None
-    return _stretched(graph, variables[0], constants[0]), _number(constants[0])
-
-
-@_rule("Softmax", versions=(1, 11, 13), attributes={"axis": INT})
+@rule("Softmax", versions=(1, 11, 13), attributes={"axis": INT})
 def _softmax(context: Context, x: Value) -> Value:
     g = context.graph
-    shape = g.shape(_variable(x))
-    axis = _axis(int(context.attributes["axis"]), len(shape))
+    shape = g.shape(variable(x))
+    axis = axis_of(int(context.attributes["axis"]), len(shape))
     if context.version >= 13 or axis == len(shape) - 1:
-        return g.elementwise(Softmax(axis), _variable(x))
+        return g.elementwise(Softmax(axis), variable(x))
     # Before version 13 everything from the axis on is one distribution.
-    flat = g.reshape(_variable(x), (*shape[:axis], math.prod(shape[axis:])))
+    flat = g.reshape(variable(x), (*shape[:axis], math.prod(shape[axis:])))
     return g.reshape(g.elementwise(Softmax(axis), flat), shape)
 
 
-_REDUCTION = {"axes": INTS, "keepdims": INT, "noop_with_empty_axes": INT}
+REDUCTION = {"axes": INTS, "keepdims": INT, "noop_with_empty_axes": INT}
 
 
-def _reduced_axes(context: Context, x: int, given: Value) -> tuple[int, ...]:
+def reduced_axes(context: Context, x: int, given: Value) -> tuple[int, ...]:
     rank = len(context.shape(x))
     chosen = context.axes(given)
     if not chosen:
@@ -727,34 +727,22 @@ def _reduced_axes(context: Context, x: int, given: Value) -> tuple[int, ...]:
     return _distinct_axes(chosen, rank)
 
 
-@_rule("ReduceSum", versions=(1, 11, 13), inputs=(1, 2), attributes=_REDUCTION)
+@rule("ReduceSum", versions=(1, 11, 13), inputs=(1, 2), attributes=REDUCTION)
 def _reduce_sum(context: Context, x: Value, axes: Value = None) -> Value:
-    chosen = _reduced_axes(context, _variable(x), axes)
-    return context.graph.total(_variable(x), chosen, bool(context.attributes["keepdims"]))
+    chosen = reduced_axes(context, variable(x), axes)
+    return context.graph.total(variable(x), chosen, bool(context.attributes["keepdims"]))
 
 
-@_rule("ReduceMean", versions=(1, 11, 13, 18), inputs=(1, 2), attributes=_REDUCTION)
+@rule("ReduceMean", versions=(1, 11, 13, 18), inputs=(1, 2), attributes=REDUCTION)
 def _reduce_mean(context: Context, x: Value, axes: Value = None) -> Value:
-    chosen = _reduced_axes(context, _variable(x), axes)
-    return context.graph.total(_variable(x), chosen, bool(context.attributes["keepdims"]), mean=True)
+    chosen = reduced_axes(context, variable(x), axes)
+    return context.graph.total(variable(x), chosen, bool(context.attributes["keepdims"]), mean=True)
 
 
-@_rule("ReduceMax", versions=(1, 11, 12, 13, 18, 20), inputs=(1, 2), attributes=_REDUCTION)
-def _reduce_max(context: Context, x: Value, axes: Value = None) -> Value:
-    chosen = _reduced_axes(context, _variable(x), axes)
-    if not chosen:
-        return _variable(x)
-    y = context.graph.add(Maximum(chosen), _variable(x))
-    if context.attributes["keepdims"]:
-        return y
-    kept = tuple(size for i, size in enumerate(context.shape(_variable(x))) if i not in chosen)
-    return context.graph.reshape(y, kept)
-
-
-@_rule("Reshape", versions=(5, 13, 14, 19, 21, 23, 24, 25), inputs=2, attributes={"allowzero": INT})
+@rule("Reshape", versions=(5, 13, 14, 19, 21, 23, 24, 25), inputs=2, attributes={"allowzero": INT})
 def _reshape(context: Context, x: Value, target: Value) -> Value:
-    shape = context.shape(_variable(x))
-    sizes = _integers(target)
+    shape = context.shape(variable(x))
+    sizes = integers(target)
     if not context.attributes.get("allowzero"):
         if any(size == 0 for size in sizes[len(shape) :]):
             raise ModelError(f"a 0 in the shape {sizes} stands for no axis of {shape}")
@@ -764,65 +752,65 @@ def _reshape(context: Context, x: Value, target: Value) -> Value:
         sizes[sizes.index(-1)] = math.prod(shape) // rest
     if min(sizes, default=1) < 1:
         raise ModelError(f"cannot reshape {shape} to {sizes}")
-    return context.graph.reshape(_variable(x), tuple(sizes))
+    return context.graph.reshape(variable(x), tuple(sizes))
 
 
-@_rule("Flatten", versions=(1, 9, 11, 13, 21, 23, 24, 25), attributes={"axis": INT})
+@rule("Flatten", versions=(1, 9, 11, 13, 21, 23, 24, 25), attributes={"axis": INT})
 def _flatten(context: Context, x: Value) -> Value:
-    shape = context.shape(_variable(x))
+    shape = context.shape(variable(x))
     axis = int(context.attributes["axis"])
     if axis != len(shape):
-        axis = _axis(axis, len(shape))
-    return context.graph.reshape(_variable(x), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+        axis = axis_of(axis, len(shape))
+    return context.graph.reshape(variable(x), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-@_rule("Transpose", versions=(1, 13, 21, 23, 24, 25), attributes={"perm": INTS})
+@rule("Transpose", versions=(1, 13, 21, 23, 24, 25), attributes={"perm": INTS})
 def _transpose(context: Context, x: Value) -> Value:
-    rank = len(context.shape(_variable(x)))
+    rank = len(context.shape(variable(x)))
     order = tuple(int(v) for v in context.attributes.get("perm", range(rank - 1, -1, -1)))
     if sorted(order) != list(range(rank)):
         raise ModelError(f"permutation {order} of {rank} axes")
-    return context.graph.transpose(_variable(x), order)
+    return context.graph.transpose(variable(x), order)
 
 
-@_rule("Squeeze", versions=(1, 11, 13, 21, 23, 24, 25), inputs=(1, 2), attributes={"axes": INTS})
+@rule("Squeeze", versions=(1, 11, 13, 21, 23, 24, 25), inputs=(1, 2), attributes={"axes": INTS})
 def _squeeze(context: Context, x: Value, axes: Value = None) -> Value:
-    shape = context.shape(_variable(x))
+    shape = context.shape(variable(x))
     chosen = context.axes(axes)
     if chosen == []:
         raise ModelError("an empty list of axes may mean none or all")
     dropped = tuple(i for i, size in enumerate(shape) if size == 1)
     if chosen is not None:
         dropped = _distinct_axes(chosen, len(shape))
-    return context.graph.reshape(_variable(x), tuple(size for i, size in enumerate(shape) if i not in dropped))
+    return context.graph.reshape(variable(x), tuple(size for i, size in enumerate(shape) if i not in dropped))
 
 
-@_rule("Unsqueeze", versions=(1, 11, 13, 21, 23, 24, 25), inputs=(1, 2), attributes={"axes": INTS})
+@rule("Unsqueeze", versions=(1, 11, 13, 21, 23, 24, 25), inputs=(1, 2), attributes={"axes": INTS})
 def _unsqueeze(context: Context, x: Value, axes: Value = None) -> Value:
-    shape = list(context.shape(_variable(x)))
+    shape = list(context.shape(variable(x)))
     chosen = context.axes(axes) or []
     for axis in _distinct_axes(chosen, len(shape) + len(chosen)):
         shape.insert(axis, 1)
-    return context.graph.reshape(_variable(x), tuple(shape))
+    return context.graph.reshape(variable(x), tuple(shape))
 
 
-@_rule("Expand", versions=(8, 13), inputs=2)
+@rule("Expand", versions=(8, 13), inputs=2)
 def _expand(context: Context, x: Value, target: Value) -> Value:
-    sizes = _integers(target)
+    sizes = integers(target)
     if min(sizes, default=1) < 1:
         raise ModelError(f"cannot expand to the shape {sizes}")
-    return context.graph.expand(_variable(x), broadcast(context.shape(_variable(x)), tuple(sizes)))
+    return context.graph.expand(variable(x), broadcast(context.shape(variable(x)), tuple(sizes)))
 
 
-@_rule("Concat", versions=(4, 11, 13), inputs=(1, MANY), attributes={"axis": INT})
+@rule("Concat", versions=(4, 11, 13), inputs=(1, MANY), attributes={"axis": INT})
 def _concat(context: Context, *operands: Value) -> Value:
     variables = [v for v in operands if isinstance(v, int)]
-    axis = _axis(int(context.attributes["axis"]), len(context.shape(variables[0])))
-    parts = tuple(None if isinstance(v, int) else _real(v, masks=True) for v in operands)
+    axis = axis_of(int(context.attributes["axis"]), len(context.shape(variables[0])))
+    parts = tuple(None if isinstance(v, int) else real(v, masks=True) for v in operands)
     return variables[0] if len(operands) == 1 else context.graph.add(Concat(axis, parts), *variables)
 
 
-@_rule(
+@rule(
     "Slice",
     versions=(1, 10, 11, 13),
     inputs=(1, 5),
@@ -837,21 +825,21 @@ def _slice(
     steps: Value = None,
 ) -> Value:
     attributes = context.attributes
-    shape = context.shape(_variable(x))
-    first = [int(v) for v in attributes["starts"]] if starts is None else _integers(starts)
-    last = [int(v) for v in attributes["ends"]] if ends is None else _integers(ends)
+    shape = context.shape(variable(x))
+    first = [int(v) for v in attributes["starts"]] if starts is None else integers(starts)
+    last = [int(v) for v in attributes["ends"]] if ends is None else integers(ends)
     chosen = context.axes(axes)
     chosen = list(range(len(first))) if chosen is None else chosen
-    stride = [1] * len(first) if steps is None else _integers(steps)
+    stride = [1] * len(first) if steps is None else integers(steps)
     if not len(first) == len(last) == len(chosen) == len(stride):
         raise ModelError("starts, ends, axes and steps have different lengths")
     _distinct_axes(chosen, len(shape))
-    y = _variable(x)
+    y = variable(x)
     ranges = [(0, size, 1) for size in shape]
     for start, stop, axis, step in zip(first, last, chosen, stride):
         if step == 0:
             raise ModelError("a slice with step 0")
-        axis = _axis(axis, len(shape))
+        axis = axis_of(axis, len(shape))
         picked = range(*slice(start, stop, step).indices(shape[axis]))
         if not picked:
             raise ModelError(f"the slice {start}:{stop}:{step} of axis {axis} is empty")
@@ -865,7 +853,7 @@ def _slice(
     return context.graph.add(Slice(tuple(ranges)), y)
 
 
-@_rule(
+@rule(
     "Split",
     versions=(2, 11, 13, 18),
     inputs=(1, 2),
@@ -873,11 +861,11 @@ def _slice(
     attributes={"axis": INT, "split": INTS, "num_outputs": INT},
 )
 def _split(context: Context, x: Value, sizes: Value = None) -> tuple[Value, ...]:
-    shape = context.shape(_variable(x))
-    axis = _axis(int(context.attributes["axis"]), len(shape))
+    shape = context.shape(variable(x))
+    axis = axis_of(int(context.attributes["axis"]), len(shape))
     count = context.attributes.get("num_outputs")
     if sizes is not None:
-        parts = [int(size) for size in _positions(sizes).reshape(-1)[: context.outputs + 1]]
+        parts = [int(size) for size in positions(sizes).reshape(-1)[: context.outputs + 1]]
     elif "split" in context.attributes:
         parts = [int(v) for v in context.attributes["split"]]
     else:
@@ -895,19 +883,19 @@ def _split(context: Context, x: Value, sizes: Value = None) -> tuple[Value, ...]
     for size in parts:
         ranges = [(0, full, 1) for full in shape]
         ranges[axis] = (start, start + size, 1)
-        results.append(context.graph.add(Slice(tuple(ranges)), _variable(x)))
+        results.append(context.graph.add(Slice(tuple(ranges)), variable(x)))
         start += size
     return tuple(results)
 
 
-@_rule("Gather", versions=(1, 11, 13), inputs=2, attributes={"axis": INT})
+@rule("Gather", versions=(1, 11, 13), inputs=2, attributes={"axis": INT})
 def _gather(context: Context, x: Value, indices: Value) -> Value:
-    shape = context.shape(_variable(x))
-    axis = _axis(int(context.attributes["axis"]), len(shape))
-    positions = _positions(indices)
-    if positions.size and not (-shape[axis] <= positions.min() and positions.max() < shape[axis]):
+    shape = context.shape(variable(x))
+    axis = axis_of(int(context.attributes["axis"]), len(shape))
+    where = positions(indices)
+    if where.size and not (-shape[axis] <= where.min() and where.max() < shape[axis]):
         raise ModelError(f"an index is outside the {shape[axis]} entries of axis {axis}")
-    check_size((*shape[:axis], *positions.shape, *shape[axis + 1 :]))
-    picked = torch.from_numpy(positions.reshape(-1).astype(np.int64) % shape[axis])
-    y = context.graph.add(Gather(axis, picked), _variable(x))
-    return context.graph.reshape(y, (*shape[:axis], *positions.shape, *shape[axis + 1 :]))
+    check_size((*shape[:axis], *where.shape, *shape[axis + 1 :]))
+    picked = torch.from_numpy(where.reshape(-1).astype(np.int64) % shape[axis])
+    y = context.graph.add(Gather(axis, picked), variable(x))
+    return context.graph.reshape(y, (*shape[:axis], *where.shape, *shape[axis + 1 :]))

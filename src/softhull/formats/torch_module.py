@@ -4,49 +4,87 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import MissingExtra, ModelError
+from .inputs import as_tensor, in_units
 from .network import Network
 from .onnx import parse_onnx
 
 
-def from_torch(module: torch.nn.Module, example: Tensor) -> Network:
-    """Translate a torch module; ``example`` is one input as the module takes it, batch dimension included."""
-    name = type(module).__name__
+def from_torch(
+    module: torch.nn.Module, example: Tensor | tuple[Any, ...] | Mapping[str, Any], perturb: str | None = None
+) -> Network:
+    """Translate a torch module; ``example`` is one input as the module takes it, batch dimension included.
+
+    A module of several inputs gets a tuple or a dictionary of arguments: the first one varies, all others stay as they
+    are in the example. ``perturb`` as for ``load_onnx``. ModelError with the reason where torch cannot export it.
+    """
+    name = f"torch module {type(module).__name__}"
+    named = dict(example) if isinstance(example, Mapping) else {}
+    listed = () if named else example if isinstance(example, tuple) else (example,)
     training = module.training
     try:
         module.eval()
         with _quiet():
-            program = torch.onnx.export(module, (example,), dynamo=True, verbose=False)
+            with torch.no_grad():
+                module(*listed, **named)  # its own words, if it does not take the example
+            program = torch.onnx.export(module, listed, kwargs=named or None, dynamo=True, verbose=False)
             if program is None:
-                raise ModelError(f"torch module {name}: torch could not export it to ONNX")
+                raise ModelError(f"{name}: torch could not export it to ONNX")
             content = program.model_proto.SerializeToString()
+            inputs = [entry.name for entry in program.model_proto.graph.input]
     except ImportError as error:
         raise MissingExtra(f"exporting a torch module needs 'pip install softhull[from-torch]' ({error})") from None
     except ModelError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"torch module {name}: torch could not export it to ONNX: {reason}") from None
+        raise ModelError(f"{name}: torch could not export it to ONNX: {_last_cause(error)}") from None
     finally:
         module.train(training)
-    return parse_onnx(content, f"torch module {name}", None)
+    given = [value for value in (*listed, *named.values()) if isinstance(value, Tensor)]
+    fixed = {key: value.detach().cpu().numpy() for key, value in zip(inputs[1:], given[1:])}
+    return parse_onnx(content, name, None, fixed, perturb)
+
+
+def open_network(network: Any, x: Any, single: bool = False) -> Any:
+    """A torch module translated with the first of the inputs as its example; anything else as it is.
+
+    ``single``: ``x`` is one input without a batch dimension.
+    """
+    if not isinstance(network, torch.nn.Module):
+        return network
+    x = as_tensor(x)
+    first = x[None] if single else x[:1]
+    like = next((p for p in (*network.parameters(), *network.buffers()) if p.is_floating_point()), torch.zeros(()))
+    if first.is_floating_point() or first.dtype == torch.uint8:
+        first = in_units(first).to(like)
+    return from_torch(network, first.to(like.device))
+
+
+def _last_cause(error: BaseException) -> str:
+    """The first line of what went wrong first: torch wraps it in advice about itself."""
+    seen = {id(error)}
+    while (deeper := error.__cause__ or error.__context__) is not None and id(deeper) not in seen:
+        seen.add(id(deeper))
+        error = deeper
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The exporter talks about packages that are not installed and calls it makes to itself; nobody asked."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(level)

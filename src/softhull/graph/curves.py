@@ -136,6 +136,36 @@ class Sshaped(Curve):
         return segment(lower, 0.0, torch.inf)
 
 
+class Valley(Curve):
+    """A function that falls to one minimum and rises: concave, convex between its two bends, concave."""
+
+    @abstractmethod
+    def bends(self) -> tuple[float, float]:
+        """Where the curvature changes sign."""
+
+    @abstractmethod
+    def valley(self) -> tuple[float, float, float]:
+        """An interval around the minimum and a number just below it."""
+
+    def interval(self, *inputs: Interval) -> Interval:
+        lower, upper = inputs[0]
+        left, right, depth = self.valley()
+        least = torch.minimum(*(self.at_least(end, self.value(end)) for end in (lower, upper)))
+        most = torch.maximum(*(self.at_most(end, self.value(end)) for end in (lower, upper)))
+        return torch.where((lower <= right) & (upper >= left), least.clamp(max=depth), least), most
+
+    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
+        return segment(lower, *self.bends())
+
+    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
+        # Of the two concave parts only one can touch a line from above: the right one rises everywhere,
+        # the left one falls everywhere, and a line over both rises.
+        left, right = (torch.full_like(lower, bend) for bend in self.bends())
+        infinite = torch.full_like(lower, torch.inf)
+        beyond = upper > right
+        return torch.where(beyond, right, -infinite), torch.where(beyond, infinite, left)
+
+
 def segment(like: Tensor, left: float, right: float) -> Segment:
     """The same part of the line for all entries; none where ``left > right``."""
     return torch.full_like(like, left), torch.full_like(like, right)

@@ -21,13 +21,15 @@ from .builder import GraphBuilder
 from .exact import exact_product, exact_sum
 from .graph import Graph, Node
 from .operator import Operator, Shape
-from .ops.add import Subtract
+from .ops.add import Add, Subtract
 from .ops.centre import Centre
 from .ops.conv import Conv
+from .ops.cube import Cube
 from .ops.erf import Erf
 from .ops.exp import Exp
 from .ops.expand import Expand
-from .ops.gelu import Gelu
+from .ops.gelu import Gelu, TanhGelu
+from .ops.guard import Guard
 from .ops.linear import Linear
 from .ops.matmul import MatMul
 from .ops.product import Product
@@ -35,10 +37,14 @@ from .ops.reciprocal import Reciprocal
 from .ops.reshape import Reshape
 from .ops.rsqrt import Rsqrt
 from .ops.scale import Scale
-from .ops.softmax import Softmax
+from .ops.sigmoid import Sigmoid
+from .ops.silu import Mish, Silu
+from .ops.softmax import MASKED_BELOW, Softmax
+from .ops.softplus import Softplus
 from .ops.sqrt import Sqrt
 from .ops.square import Square
 from .ops.sum import Sum
+from .ops.tanh import Tanh
 from .ops.transpose import Transpose
 
 PREVIOUS = -2  # as an input of a step: the output of the step before
@@ -180,16 +186,86 @@ def _softmax_at_matmul(view: View, node: Node) -> list[Step] | None:
         return None
     if not isinstance(view.operator(inner.inputs[0]), MatMul) or node.shape[node.operator.axis] == 1:
         return None
+    before = view.graph.shape_of(inner.inputs[0])
     if isinstance(inner.operator, Transpose):
         axis = inner.operator.order[node.operator.axis]
-        return [Step(Softmax(axis), inner.inputs), Step(inner.operator, (PREVIOUS,))]
-    before = view.graph.shape_of(inner.inputs[0])
+        moved = replace(node.operator, axis=axis, mask=_moved_mask(node, inner.operator, before))
+        return [Step(moved, inner.inputs), Step(inner.operator, (PREVIOUS,))]
     same = [size for size in before if size != 1] == [size for size in node.shape if size != 1]
     if not isinstance(inner.operator, Reshape) or not same:
         return None
     rank = sum(size != 1 for size in node.shape[: node.operator.axis])
     axis = [i for i, size in enumerate(before) if size != 1][rank]
-    return [Step(Softmax(axis), inner.inputs), Step(Reshape(node.shape), (PREVIOUS,))]
+    moved = replace(node.operator, axis=axis, mask=_moved_mask(node, inner.operator, before))
+    return [Step(moved, inner.inputs), Step(Reshape(node.shape), (PREVIOUS,))]
+
+
+def _moved_mask(node: Node, movement: Reshape | Transpose, before: Shape) -> Tensor | None:
+    """The mask of a softmax in the order its logits had before they were moved."""
+    assert isinstance(node.operator, Softmax)
+    mask = node.operator.mask
+    return None if mask is None else _undo(movement, mask.expand(node.shape), before)
+
+
+def _mask(view: View, node: Node) -> list[Step] | None:
+    """What is hugely negative beside the other constants of its row masks a logit, however it was written.
+
+    Added it stays added; where it took the place of the logit, the logit comes back and the softmax replaces it.
+    """
+    inner = view.node(node.inputs[0])
+    if not isinstance(node.operator, Softmax) or node.operator.mask is not None or inner is None:
+        return None
+    if not isinstance(inner.operator, Scale):
+        return None
+    axis, shape = node.operator.axis, node.shape
+    factor, shift = (_with_axis(c, axis, shape) for c in (inner.operator.factor, inner.operator.shift))
+    least = torch.finfo(shift.dtype).min
+    masked = shift.isneginf() | (shift - shift.clamp(min=least).amax(axis, keepdim=True) <= MASKED_BELOW)
+    if not bool(masked.any()):
+        return None
+    mask = torch.where(masked, shift, 0.0)
+    gone, finite = masked & (factor == 0), masked & ~mask.isinf()
+    replaced = bool((gone == masked)[finite.expand(gone.shape)].all())
+    if not replaced and bool(gone[finite.expand(gone.shape)].any()):
+        return None  # some replaced, some added: nobody writes that
+    return [
+        Step(Scale(_filled(factor, masked), torch.where(masked, 0.0, shift)), inner.inputs),
+        Step(Softmax(axis, mask, replaced), (PREVIOUS,)),
+    ]
+
+
+def _with_axis(constant: Tensor, axis: int, shape: Shape) -> Tensor:
+    """A constant that broadcasts to a shape, with all of one axis and size one where it does not vary."""
+    constant = constant.reshape((1,) * (len(shape) - constant.ndim) + tuple(constant.shape))
+    return constant.expand(*(shape[i] if i == axis else size for i, size in enumerate(constant.shape)))
+
+
+def _filled(factor: Tensor, masked: Tensor) -> Tensor:
+    """Factors with those of masked entries like the others, where the others are one number."""
+    factor, masked = torch.broadcast_tensors(factor, masked)
+    visible = factor[~masked]
+    usual = visible[0] if visible.numel() and bool((visible == visible[0]).all()) else torch.ones_like(factor[..., :1])
+    filled = torch.where(masked, usual, factor)
+    number = _number(filled)
+    return filled if number is None else torch.tensor(number, dtype=filled.dtype)
+
+
+def _guarded_softmax(view: View, node: Node) -> list[Step] | None:
+    """``where(isnan(p), 0, p)``: only a row without any visible logit has no probabilities, and it becomes 0."""
+    inner = view.node(node.inputs[0])
+    if not isinstance(node.operator, Guard) or inner is None or not isinstance(inner.operator, Softmax):
+        return None
+    softmax, before = inner.operator, view.operator(inner.inputs[0])
+    if softmax.mask is None:
+        # A mask that stands before the softmax is taken into it first.
+        infinite = isinstance(before, Scale) and not bool(before.shift.isfinite().all())
+        return None if infinite else [Step(softmax, inner.inputs)]
+    empty = softmax.mask.isneginf().all(softmax.axis, keepdim=True)
+    if not bool(empty.any()):
+        return [Step(softmax, inner.inputs)]
+    shown = replace(softmax, mask=torch.where(empty, 0.0, softmax.mask))
+    zero = torch.zeros((), dtype=torch.float64)
+    return [Step(shown, inner.inputs), Step(Scale((~empty).double(), zero), (PREVIOUS,))]
 
 
 def _join_scales(view: View, node: Node) -> list[Step] | None:
@@ -348,6 +424,66 @@ def _gelu(view: View, node: Node) -> list[Step] | None:
     return None
 
 
+def _silu(view: View, node: Node) -> list[Step] | None:
+    """``x * sigmoid(x)``."""
+    if not isinstance(node.operator, Product):
+        return None
+    for gate, x in (node.inputs, node.inputs[::-1]):
+        inner = view.node(gate)
+        if inner is not None and isinstance(inner.operator, Sigmoid) and inner.inputs == (x,):
+            return [Step(Silu(), (x,))]
+    return None
+
+
+def _mish(view: View, node: Node) -> list[Step] | None:
+    """``x * tanh(softplus(x))``."""
+    if not isinstance(node.operator, Product):
+        return None
+    for gate, x in (node.inputs, node.inputs[::-1]):
+        inner = view.node(gate)
+        plus = view.node(inner.inputs[0]) if inner is not None and isinstance(inner.operator, Tanh) else None
+        if plus is not None and isinstance(plus.operator, Softplus) and plus.inputs == (x,):
+            return [Step(Mish(), (x,))]
+    return None
+
+
+def _tanh_gelu(view: View, node: Node) -> list[Step] | None:
+    """``(a*x) * (c*tanh(r*(x + q*x^3)) + c)`` is ``2*a*c`` times a gelu in its approximation by tanh."""
+    if not isinstance(node.operator, Product):
+        return None
+    for gate_index, other in (node.inputs, node.inputs[::-1]):
+        gate = view.node(gate_index)
+        tanh = view.node(gate.inputs[0]) if gate is not None and isinstance(gate.operator, Scale) else None
+        if gate is None or tanh is None or not isinstance(tanh.operator, Tanh):
+            continue
+        assert isinstance(gate.operator, Scale)
+        c = _number(gate.operator.factor)
+        rate, total = _multiple(view, tanh.inputs[0])
+        found = _with_cube(view, total)
+        if c is None or _number(gate.operator.shift) != c or rate is None or rate <= 0 or found is None:
+            continue
+        x, cubic = found
+        a, base = (1.0, other) if other == x else _multiple(view, other)
+        if a is None or base != x or cubic <= 0:
+            continue
+        exact = exact_product(*(torch.tensor(number, dtype=torch.float64) for number in (2 * a, c)))
+        return None if exact is None else [Step(TanhGelu(rate, cubic), (x,)), Step(_factor(float(exact)), (PREVIOUS,))]
+    return None
+
+
+def _with_cube(view: View, index: int) -> tuple[int, float] | None:
+    """A value as ``x + q*x^3``: where x stands, and q."""
+    node = view.node(index)
+    if node is None or not isinstance(node.operator, Add):
+        return None
+    for x, power in (node.inputs, node.inputs[::-1]):
+        cubic, base = _multiple(view, power)
+        cube = view.node(base)
+        if cubic is not None and cube is not None and isinstance(cube.operator, Cube) and cube.inputs == (x,):
+            return x, cubic
+    return None
+
+
 def _multiple(view: View, index: int) -> tuple[float | None, int]:
     """A value as a number times another value."""
     node = view.node(index)
@@ -369,9 +505,14 @@ def _factor(number: float) -> Scale:
 RULES: tuple[Rule, ...] = (
     _drop_identity,
     _gelu,
+    _tanh_gelu,
+    _silu,
+    _mish,
     _square,
     _softmax,
     _unshifted_softmax,
+    _mask,
+    _guarded_softmax,
     _centre,
     _rsqrt,
     _join_movement,

@@ -19,7 +19,7 @@ from ..formats.datasets import Dataset
 from ..formats.network import Network
 from ..formats.onnx import load_onnx
 from ..propagate.methods import Auto, Linear, Method, Paper
-from ..propagate.perturbation import Perturbation
+from ..regions import Perturbation
 from ..verify.result import Result, Verdict
 from ..verify.robustness import verify_robustness
 

@@ -16,9 +16,9 @@ import numpy as np
 from ..bounds.softmax import softmax_bounds, softmax_planes
 from ..bounds.table import BOUNDS, Bound, Curvature, Exactness, Side, find_bound
 from ..errors import InvalidInput
-from ..study.parallel import map_in_processes
 from ..study.point import exists_for
 from ..study.regions import dirichlet_logits
+from ..workers import map_in_processes
 
 SIZES = (2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 WIDTHS = (1.0, 0.2, 2.0)

@@ -20,7 +20,7 @@ from ..attack.score import ScoreAttack
 from ..errors import InvalidInput
 from ..formats.datasets import Dataset
 from ..formats.network import Network
-from ..propagate.perturbation import Perturbation
+from ..regions import Perturbation
 from ..solve.dual import Dual
 from ..verify.uncertainty import UncertaintyResult, verify_uncertainty
 

@@ -15,20 +15,21 @@ arithmetic, and kept. What is done at a node is a rule of its operator (``rules.
 from __future__ import annotations
 
 import math
-import time
 
 import torch
 from torch import Tensor
 
+from ..deadlines import passed
 from ..graph.graph import Graph
 from ..graph.operator import Affine, Elementwise, Interval
 from ..graph.rounding import largest, share, underflow
-from . import products as products  # registers its rules
+from ..regions import Region, inner
+from . import log_sum_exp as log_sum_exp  # registers its rules
+from . import products as products  # the same
 from . import softmax as softmaxes
 from .free import Free
 from .knowledge import Knowledge
 from .methods import Linear, Paper
-from .perturbation import Region, inner
 from .rules import step, tightest
 from .structure import Structure, pieces, positions
 from .walk import Claim, Step, Walk
@@ -77,8 +78,8 @@ class LinearBounds:
         return LinearBounds(self.graph, region, self.method, self.structure, self.memory, self.deadline, knowledge)
 
     def check_time(self) -> None:
-        """Raise OutOfTime after the deadline (a value of ``time.monotonic``); called between pieces of work."""
-        if time.monotonic() >= self.deadline:
+        """Raise OutOfTime after the deadline or an interrupt; called between pieces of work."""
+        if passed(self.deadline):
             raise OutOfTime
 
     # What is known of a node on its own

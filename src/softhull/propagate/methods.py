@@ -165,27 +165,3 @@ class Branch:
 
 
 Method = Linear | Paper | SecondOrder | Auto | Branch
-METHODS = ("auto", "linear", "second-order", "paper", "branch")
-
-
-def find_method(
-    method: Method | str, bound: str | None = None, optimize: int | None = None, rounding: str | None = None
-) -> Method:
-    """A method by name (``METHODS``), with settings where given; a method object is returned as it is."""
-    if isinstance(method, Linear | Paper | SecondOrder | Auto | Branch):
-        return method
-    if method == "linear" or method == "auto":
-        kind = Linear if method == "linear" else Auto
-        return kind(
-            bound=bound or kind.bound,
-            optimize=kind.optimize if optimize is None else optimize,
-            rounding=rounding or kind.rounding,
-        )
-    if method == "branch":
-        return Branch(find_method("auto", bound, optimize, rounding))  # type: ignore[arg-type]
-    if method == "paper" or method == "second-order":
-        if optimize:
-            raise InvalidInput(f"method {method!r} takes no gradient steps; use method 'auto' or 'linear'")
-        other = Paper if method == "paper" else SecondOrder
-        return other(bound=bound or other.bound, rounding=rounding or other.rounding)
-    raise InvalidInput(f"unknown method {method!r}; choose {', '.join(METHODS[:-1])} or {METHODS[-1]}")

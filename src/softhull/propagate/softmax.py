@@ -149,6 +149,9 @@ def _(operator: Softmax, bounds: LinearBounds, index: int, consumer: Elementwise
     least, most = softmax_bounds(low, low, high, "const", differences=known, rounding=bounds.method.rounding)
     assert least is not None
     assert most is not None
+    leak = _leak(bounds, index)
+    if leak is not None:
+        least, most = least - leak, most + leak
     least, most = (end.reshape(shape).movedim(-1, axis + 1) for end in (least, most))
     return torch.maximum(lower, least), torch.minimum(upper, most)
 
@@ -172,8 +175,14 @@ def _scores(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval 
     axis = _axis(bounds, index)
     lower, upper = (_rows(end, axis) for end in bounds.interval(bounds.graph.nodes[index].inputs[0]))
     found = bounds.differences(index)
+    visible = _visible(bounds, index)
+    if visible is not None:
+        lower, upper = (end.masked_fill(~visible, -math.inf) for end in (lower, upper))
     if found is None:
         return lower, upper, None
+    if visible is not None:  # differences are those of the logits before the mask
+        pairs = visible[..., :, None] & visible[..., None, :]
+        found = found[0].masked_fill(~pairs, math.nan), found[1].masked_fill(~pairs, math.nan)
     # Rounding of later subtractions must not make the box and its differences contradict each other.
     low, high = _unmasked(lower, upper)
     slack = ulps(8, lower.dtype) * (low.abs() + high.abs()).amax(-1)[..., None, None]
@@ -181,6 +190,24 @@ def _scores(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval 
     most = torch.maximum(found[1], low[..., :, None] - high[..., None, :]) + slack
     least, most = torch.minimum(least, most), torch.maximum(least, most)
     return lower, upper, (_known(least, -math.inf), _known(most, math.inf))
+
+
+def _visible(bounds: LinearBounds, index: int) -> Tensor | None:
+    """Which logits ``[rows, K]`` of a softmax its mask leaves; None without one."""
+    node = bounds.graph.nodes[index]
+    assert isinstance(node.operator, Softmax)
+    if node.operator.masked is None:
+        return None
+    return ~_rows(node.operator.masked.expand(1, *node.shape), node.operator.axis)[0]
+
+
+def _leak(bounds: LinearBounds, index: int) -> Tensor | None:
+    """At least the masked probabilities ``[B, rows, 1]`` of every row together; None without a mask."""
+    node = bounds.graph.nodes[index]
+    assert isinstance(node.operator, Softmax)
+    if node.operator.mask is None:
+        return None
+    return _rows(node.operator.leak(*bounds.interval(node.inputs[0])), node.operator.axis)
 
 
 def _unmasked(lower: Tensor, upper: Tensor) -> Interval:
@@ -210,8 +237,13 @@ def better_differences(
 
 
 def _pairs(bounds: LinearBounds, index: int) -> int:
+    """How many differences of visible logits there are in all rows."""
     shape = bounds.graph.nodes[index].shape
-    return math.prod(shape) * (shape[_axis(bounds, index)] - 1) // 2
+    visible = _visible(bounds, index)
+    if visible is None:
+        return math.prod(shape) * (shape[_axis(bounds, index)] - 1) // 2
+    counts = visible.sum(-1)
+    return int((counts * (counts - 1) // 2).sum())
 
 
 def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callable[[int, Tensor], Interval]) -> Interval:
@@ -223,6 +255,11 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
     first, second = torch.triu_indices(K, K, 1, device=low.device)
     entries = torch.arange(size, device=low.device).reshape(node.shape).movedim(_axis(bounds, index), -1).reshape(R, K)
     plus, minus = entries[:, first].flatten(), entries[:, second].flatten()  # all pairs of row 0, then of row 1, ...
+    visible = _visible(bounds, index)
+    wanted = positions(plus)
+    if visible is not None:
+        wanted = (visible[:, first] & visible[:, second]).flatten().nonzero()[:, 0]
+        plus, minus = plus[wanted], minus[wanted]
     parts = []
     for part in pieces(positions(plus), bounds.chunk(node.inputs[0])):
         bounds.check_time()
@@ -232,7 +269,13 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
         parts.append(between(node.inputs[0], C.reshape(len(part), 1, *node.shape)))
     if not parts:
         return found
-    least, most = (torch.cat(ends).T.reshape(B, R, -1) for ends in zip(*parts))
+
+    def table(ends: tuple[Tensor, ...], nothing: float) -> Tensor:
+        every = low.new_full((B, R * len(first)), nothing)
+        every[:, wanted] = torch.cat(ends).T
+        return every.reshape(B, R, -1)
+
+    least, most = (table(ends, nothing) for ends, nothing in zip(zip(*parts), (-math.inf, math.inf)))
     low[..., first, second] = torch.maximum(low[..., first, second], least)
     high[..., first, second] = torch.minimum(high[..., first, second], most)
     low[..., second, first] = torch.maximum(low[..., second, first], -most)
@@ -302,6 +345,9 @@ def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:
 
 def _charged(bounds: LinearBounds, index: int, planes: list[Any]) -> list[Any]:
     """Planes of one anchor moved apart by what mixing them and combining them with coefficients may cost."""
+    leak = _leak(bounds, index)
+    if leak is not None:
+        planes = [some.moved(-leak, leak) for some in planes]
     if not bounds.outward:
         return planes
     low, high = _unmasked(*_scores(bounds, index)[:2])
@@ -319,9 +365,12 @@ def _centre(lower: Tensor, upper: Tensor, known: Interval | None) -> Tensor:
     middle = low + (high - low) / 2
     if known is None:
         return middle
+    visible = (upper > -math.inf).to(middle)
+    share = visible / visible.sum(-1, keepdim=True).clamp(min=1)  # the mean over what is visible
     apart = known[0] + (known[1] - known[0]) / 2
-    apart = torch.where(apart.isfinite(), apart, middle[..., :, None] - middle[..., None, :]).mean(-1)
-    level = middle.mean(-1, keepdim=True) - apart.mean(-1, keepdim=True)
+    apart = torch.where(apart.isfinite(), apart, middle[..., :, None] - middle[..., None, :])
+    apart = (apart * share[..., None, :]).sum(-1)
+    level = ((middle - apart) * share).sum(-1, keepdim=True)
     return torch.minimum(torch.maximum(apart + level, low), high)
 
 

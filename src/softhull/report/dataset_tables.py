@@ -26,15 +26,20 @@ WAYS = {"none": "not robust", "inference": "at inference", "calibration": "at ca
 
 
 def metrics_table(radii: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per metric: clean, then attack and certified for every radius."""
+    """One line per metric: clean, then attack and certified for every radius, and what certificates prove of it."""
     table = _table(f"{radii[0]['total']} samples, {radii[0]['bins']} bins", ("metric",))
     table.add_column("clean", justify="right", no_wrap=True)
     for radius in radii:
         table.add_column(f"attack\n{radius['eps']:g}", justify="right", no_wrap=True)
         table.add_column(f"certified\n{radius['eps']:g}", justify="right", no_wrap=True)
+        if "stated" in radius:
+            table.add_column(f"stated\n{radius['eps']:g}", justify="right", no_wrap=True)
     for name in radii[0]["metrics"]:
-        triples = [radius["metrics"][name] for radius in radii]
-        cells = [_cell(triples[0]["clean"]), *(_cell(t[side]) for t in triples for side in ("attack", "certified"))]
+        cells = [_cell(radii[0]["metrics"][name]["clean"])]
+        for radius in radii:
+            cells += [_cell(radius["metrics"][name][side]) for side in ("attack", "certified")]
+            if "stated" in radius:
+                cells.append(_cell(radius["stated"][name]) if name in radius["stated"] else "-")
         table.add_row(NAMES.get(name, name), *cells)
     return table
 

@@ -37,12 +37,11 @@ def _report(store: Store, task: Mapping[str, Any], rows: Sequence[Row]) -> dict[
     from ..verify.dataset import report_of_rows
 
     answers = store.answers([row.key for row in rows])
-    packed = [answers[row.key].worst_input for row in rows]
-    kept = [place for place, row in enumerate(packed) if row is not None]
-    labels = np.array([rows[place].label for place in kept])
-    report = report_of_rows(
-        float(task["eps"]), labels, [packed[place] for place in kept], task["settings"]["keywords"]["bins"], {}
-    )
+    pairs = [(row.label, answers[row.key].worst_input) for row in rows]
+    known = [(label, packed) for label, packed in pairs if packed is not None]
+    labels = np.array([label for label, _ in known])
+    bins = task["settings"]["keywords"]["bins"]
+    report = report_of_rows(float(task["eps"]), labels, [packed for _, packed in known], bins, {})
     plain = report.to_dict()
     return {
         "eps": report.eps,

@@ -12,8 +12,8 @@ from ..attack.pgd import minimize_margin
 from ..graph.graph import Graph
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Linear, SecondOrder
-from ..propagate.perturbation import Perturbation
 from ..propagate.second_order.specification import SecondOrderBounds
+from ..regions import Perturbation
 from ..verify.unsafe import class_change
 from .figures import COLOURS, STYLE, matplotlib
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..paper.synth import BoxRow, Panel, Sweep, SweepRow, SynthStudy
-from ..study.parallel import map_in_processes
+from ..workers import map_in_processes
 from .figures import STYLE, colour, label, matplotlib, save
 
 # As in the paper, ratios to the constant bound are drawn up to 100; U_lin goes beyond.

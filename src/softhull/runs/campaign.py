@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -27,12 +26,12 @@ STORE = "runs.db"  # unless it is named
 BUNDLED = "softhull:"  # in front of a file that comes with the package
 
 _KEYS = {
-    "networks": ("name", "model", "models"),
+    "networks": ("name", "model", "models", "fix", "perturb"),
     "data": ("name", "file", "labels", "indices"),
-    "perturbations": ("eps", "norm", "clip"),
+    "perturbations": ("eps", "norm", "clip", "normalize", "only", "lower", "upper", "alternatives", "at_most"),
     "run": ("store", "executor", "timeout", "budget", "memory", "device", "batch"),
 }
-_NEEDED = {"networks": (), "data": ("file",), "perturbations": ("eps",), "methods": ("name",), "questions": ("ask",)}
+_NEEDED = {"networks": (), "data": ("file",), "perturbations": (), "methods": ("name",), "questions": ("ask",)}
 _SECTIONS = (*_NEEDED, "run")
 _HERE = re.compile(r"local(:[0-9]{1,3})?")  # executors that open no port
 
@@ -99,6 +98,7 @@ class _Reader:
                 raise CampaignError(f"{path}: unknown section {section!r}; known: {', '.join(_SECTIONS)}")
         self.networks: dict[str, list[Network]] = {}
         self.data: dict[str, tuple[Dataset, list[int]]] = {}
+        self.prepared: dict[tuple[str, str], Dataset] = {}
 
     def campaign(self) -> Campaign:
         run = self.content.get("run", {})
@@ -183,7 +183,11 @@ class _Reader:
             self.fail(f"{place}.models", "a list of file names is needed")
         paths = [self._file(f"{place}.model{'s' * ('models' in entry)}", file) for file in files]
         name = self._name(f"{place}.name", entry.get("name", paths[0].stem), self.networks)
-        self.networks[name] = [load_onnx(path) for path in paths]
+        fix, perturb = entry.get("fix", {}), entry.get("perturb")
+        if not isinstance(fix, dict) or not isinstance(perturb, str | None):
+            self.fail(place, "'fix' is a table of files by input, 'perturb' the name of a tensor")
+        fixed = {key: self._array(f"{place}.fix.{key}", file) for key, file in fix.items()}
+        self.networks[name] = [load_onnx(path, fixed, perturb) for path in paths]
 
     def _dataset(self, place: str, entry: dict[str, Any]) -> None:
         from ..formats.datasets import load_dataset
@@ -218,19 +222,42 @@ class _Reader:
             found += range(start, stop)
         return list(dict.fromkeys(found))
 
-    def _perturbations(self, place: str, entry: dict[str, Any]) -> Iterator[Any]:
-        from ..propagate.perturbation import Perturbation
+    def _array(self, place: str, file: Any) -> Any:
+        from ..formats.datasets import load_array
 
-        clip = entry.get("clip")
+        return load_array(self._file(place, file))
+
+    def _perturbations(self, place: str, entry: dict[str, Any]) -> Iterator[Any]:
+        """One perturbation for every radius and norm; numbers, or npy files in quotes."""
+        from ..formats.datasets import load_alternatives
+        from ..regions import Perturbation
+
+        if "alternatives" in entry:
+            if entry.keys() - {"alternatives", "at_most"}:
+                self.fail(place, "'alternatives' is a region of its own, with 'at_most' only")
+            for most in _listed(entry.get("at_most")):
+                with self._at(place):
+                    yield load_alternatives(self._file(f"{place}.alternatives", entry["alternatives"]), most)
+            return
+        clip, normalize = entry.get("clip"), entry.get("normalize")
         if clip is not None and not (isinstance(clip, list) and len(clip) == 2 and all(map(_is_number, clip))):
             self.fail(f"{place}.clip", f"two numbers are needed, for example [0, 1], not {clip!r}")
-        for eps, norm in product(_listed(entry["eps"]), _listed(entry.get("norm", "inf"))):
-            if not _is_number(eps):
-                self.fail(f"{place}.eps", f"a number, or a list of numbers, is needed, not {eps!r}")
+        if normalize is not None and not (isinstance(normalize, list) and len(normalize) == 2):
+            self.fail(f"{place}.normalize", "mean and deviation are needed, for example [[0.5], [0.25]]")
+        more: dict[str, Any] = {"normalize": normalize and tuple(normalize)}
+        for name in ("only", "lower", "upper"):
+            value = entry.get(name)
+            more[name] = self._array(f"{place}.{name}", value) if isinstance(value, str) else value
+        if "eps" not in entry and (more["lower"] is None or more["upper"] is None):
+            self.fail(place, "'eps' is missing")
+        for eps, norm in product(_listed(entry.get("eps")), _listed(entry.get("norm", "inf"))):
+            if not (eps is None or _is_number(eps) or (isinstance(eps, str) and eps.endswith(".npy"))):
+                self.fail(f"{place}.eps", f"a number, a list of numbers, or an npy file is needed, not {eps!r}")
             if str(norm) not in ("inf", "1", "2"):
                 self.fail(f"{place}.norm", f"choose 1, 2 or inf, not {norm!r}")
+            radius = self._array(f"{place}.eps", eps) if isinstance(eps, str) else None if eps is None else float(eps)
             with self._at(place):
-                yield Perturbation(float(eps), float(norm), clip and (float(clip[0]), float(clip[1])))
+                yield Perturbation(radius, float(norm), clip and (float(clip[0]), float(clip[1])), **more)
 
     def _question(
         self,
@@ -267,8 +294,7 @@ class _Reader:
             for network, name, perturbation, (method_name, method, bound) in product(
                 networks, data, perturbations, chosen
             ):
-                dataset, indices = self.data[name]
-                self._fitting(network, name, dataset)
+                dataset, indices = self._prepared(network, name)
                 models = tuple(Model(n.path, n.sha256) for n in self.networks[network])
                 task = Task(
                     question.name,
@@ -321,13 +347,21 @@ class _Reader:
                 self.fail(place, f"there is no {name!r}; known: {', '.join(known)}")
         return list(known) if names is None else _listed(names)
 
-    def _fitting(self, network: str, data: str, dataset: Dataset) -> None:
-        shape = self.networks[network][0].input_shape
-        if math.prod(dataset.raw.shape[1:]) != math.prod(shape):
-            found = " x ".join(map(str, dataset.raw.shape[1:]))
-            wanted = " x ".join(map(str, shape))
-            message = f"inputs of {data!r} ({found}) do not fit {network!r} ({wanted}); name 'networks' and 'data'"
-            self.fail("questions", f"{message} in each question")
+    def _prepared(self, network: str, data: str) -> tuple[Dataset, list[int]]:
+        """The data as a network takes them; CampaignError where they do not fit."""
+        from ..formats.inputs import fit_inputs
+
+        dataset, indices = self.data[data]
+        first = self.networks[network][0]
+        if (network, data) not in self.prepared:
+            prepared = dataset.through(first)
+            try:
+                fit_inputs(first, prepared.take(indices[:1]))
+            except InvalidInput as problem:
+                message = f"inputs of {data!r} do not fit {network!r} ({problem}); name 'networks' and 'data'"
+                self.fail("questions", f"{message} in each question")
+            self.prepared[network, data] = prepared
+        return self.prepared[network, data], indices
 
     def _at(self, place: str) -> _Place:
         return _Place(self, place)

@@ -13,7 +13,7 @@ from distributed import Client, Future, KilledWorker, LocalCluster, WorkerPlugin
 
 from .. import __version__
 from ..errors import SofthullError
-from .local import Lost
+from ..workers import Lost
 from .worker import Batch, ModelFile, Outcome, answer_batch, load_networks
 
 _PLUGIN = "softhull"

@@ -12,8 +12,8 @@ import numpy as np
 
 from .. import __version__
 from ..errors import SofthullError
+from ..workers import Lost
 from .campaign import Work
-from .local import Lost
 from .memory import BatchSizes
 from .progress import Reporter, Tally
 from .store import Store

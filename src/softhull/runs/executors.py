@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import InvalidInput, MissingExtra
-from ..study.parallel import available_cores
+from ..workers import available_cores
 from .engine import Executor
 from .local import LocalExecutor
 from .worker import ModelFile

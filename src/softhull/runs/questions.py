@@ -12,13 +12,14 @@ import numpy as np
 
 from ..boxes import as_index
 from ..errors import InvalidInput
+from ..verify.methods import CLASSES, RANGES, SCORES, find_method
 from .tasks import Answer, Task
 
 # Arguments that every task brings itself, or that change no answer.
 _TAKEN = frozenset(
     (
         *("network", "networks", "x", "y", "label", "perturbation", "method", "bound"),
-        *("timeout", "memory", "dtype", "device", "certificates"),
+        *("timeout", "memory", "dtype", "device", "certificates", "workers", "progress", "proofs"),
     )
 )
 
@@ -27,20 +28,21 @@ class Question(ABC):
     """A function of ``verify`` that answers batches of instances."""
 
     name: ClassVar[str]
+    about: ClassVar[str] = SCORES  # what its methods bound
 
     @abstractmethod
     def function(self) -> Callable[..., Any]:
         """The function behind the question."""
 
     @abstractmethod
-    def find(self, method: str) -> Any:
-        """The settings of a method by its name; InvalidInput when this question does not know it."""
-
-    @abstractmethod
     def ask(
         self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
     ) -> list[Answer]:
         """One answer per instance, without their cost; ``options``: timeout, device."""
+
+    def find(self, method: str) -> Any:
+        """The settings of a method by its name; InvalidInput when it does not answer this question."""
+        return find_method(method, self.about)
 
     def method(self, name: str | None, bound: str | None, settings: dict[str, Any]) -> tuple[str, Any, str]:
         """The name of a method (None: the default), its settings object, and the softmax bound it rests on."""
@@ -81,16 +83,12 @@ class Robustness(Question):
     """Does every perturbed input keep its class?"""
 
     name = "robustness"
+    about = CLASSES
 
     def function(self) -> Callable[..., Any]:
         from ..verify.robustness import verify_robustness
 
         return verify_robustness
-
-    def find(self, method: str) -> Any:
-        from ..propagate.methods import find_method
-
-        return find_method(method)
 
     def softmax_bound(self, method: Any, bound: str | None) -> str:
         return str(getattr(method, "bound", bound or ""))
@@ -109,8 +107,7 @@ class Robustness(Question):
         result = self.function()(
             networks[0], x, labels, task.perturbation, method=task.method, **task.keywords, **options
         )
-        if result.interrupted:  # half an answer is none
-            raise KeyboardInterrupt
+        _whole(result)
         return [Answer(r.verdict.value, r.bound, r.attack, None, r.message, r.counterexample) for r in result.records]
 
 
@@ -124,11 +121,6 @@ class Uncertainty(Question):
         from ..verify.uncertainty import verify_uncertainty
 
         return verify_uncertainty
-
-    def find(self, method: str) -> Any:
-        from ..verify.uncertainty import find_method
-
-        return find_method(method)
 
     def method(self, name: str | None, bound: str | None, settings: dict[str, Any]) -> tuple[str, Any, str]:
         # Here the softmax bound is an argument of the question, whether a method has a setting of that name or not.
@@ -152,33 +144,22 @@ class Uncertainty(Question):
     def ask(
         self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
     ) -> list[Answer]:
-        result = self.function()(
-            networks,
-            x,
-            np.asarray(labels, dtype=np.int64),
-            task.perturbation,
-            method=task.method,
-            bound=task.softmax_bound,
-            **task.keywords,
-            **options,
-        )
-        return [
-            Answer(
-                r.verdict,
-                r.bound,
-                r.attack,
-                r.clean,
-                r.message,
-                r.worst_input,
-            )
-            for r in result.records
-        ]
+        result = self._called(task, networks, x, labels, options)
+        _whole(result)
+        return [Answer(r.verdict, r.bound, r.attack, r.clean, r.message, r.worst_input) for r in result.records]
+
+    def _called(
+        self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
+    ) -> Any:
+        arguments = task.keywords | options | {"method": task.method, "bound": task.softmax_bound}
+        return self.function()(networks, x, np.asarray(labels, dtype=np.int64), task.perturbation, **arguments)
 
 
 class DatasetQuestion(Uncertainty):
     """What holds for a whole data set? The answer to a sample is the row of numbers that everything follows from."""
 
     name = "dataset"
+    about = RANGES
 
     def function(self) -> Callable[..., Any]:
         from ..verify.dataset import certify_dataset
@@ -197,16 +178,8 @@ class DatasetQuestion(Uncertainty):
     ) -> list[Answer]:
         from ..verify.dataset import pack_samples
 
-        report = self.function()(
-            networks,
-            x,
-            np.asarray(labels, dtype=np.int64),
-            task.perturbation,
-            method=task.method,
-            bound=task.softmax_bound,
-            **task.keywords,
-            **options,
-        )
+        report = self._called(task, networks, x, labels, options)
+        _whole(report)
         own, notes = np.arange(len(labels)), report.ranges.notes
         least, clean = report.ranges.least[own, labels], report.clean[own, labels]
         met = np.exp(-report.visits.nll)
@@ -224,6 +197,12 @@ def find_question(name: str) -> Question:
     if name not in QUESTIONS:
         raise InvalidInput(f"unknown question {name!r}; choose {' or '.join(QUESTIONS)}")
     return QUESTIONS[name]
+
+
+def _whole(result: Any) -> None:
+    """Half an answer is none: what was interrupted is for the next run."""
+    if result.interrupted:
+        raise KeyboardInterrupt
 
 
 def _like(default: Any, value: Any, what: str) -> Any:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..deadlines import OUT_OF_TIME, deadline_after
+from ..deadlines import INTERRUPTED, OUT_OF_TIME, deadline_after
 from ..errors import StoreError
+from ..workers import Lost
 from .campaign import Work
 from .engine import Executor, Limits, conduct
 from .executors import Choice
-from .local import Lost
 from .progress import find_reporter
 from .questions import find_question
 from .store import Store
@@ -100,6 +100,7 @@ class Found:
     cpu_seconds: float
     seconds: float
     differences: list[dict[str, Any]]
+    interrupted: bool = False
 
 
 def answer_through_store(
@@ -110,7 +111,7 @@ def answer_through_store(
     recheck: bool = False,
     choice: Choice | None = None,
 ) -> Found:
-    """What the store knows in the end; an interrupt leaves what was done in it.
+    """What the store knows in the end, also after an interrupt; instances that were not reached are unknown.
 
     ``recheck`` computes again what the store knows already. ``choice``: who works, if not this process.
     """
@@ -118,20 +119,23 @@ def answer_through_store(
     deadline_after(timeout)
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
-    limits = Limits(budget=timeout, device=device, recheck=recheck)
+    limits, why = Limits(budget=timeout, device=device, recheck=recheck), OUT_OF_TIME
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
         files = {sha256: ModelFile(network.path, network.model) for sha256, network in networks.items()}
         team: Executor = InProcess(networks) if choice is None else choice.start(files, None)
-        conduct([work], store, team, find_reporter(not sys.stderr.isatty(), None), limits)
+        try:
+            conduct([work], store, team, find_reporter(not sys.stderr.isatty(), None), limits)
+        except KeyboardInterrupt:
+            why = INTERRUPTED
         labels = asked.dataset.y[asked.indices]
         keys = work.task.keys(asked.dataset.take(asked.indices), labels)
         known = store.answers(keys)
         changed = {difference.key: difference for difference in store.differences}
-    late = Answer("unknown", message=OUT_OF_TIME)
+    late = Answer("unknown", message=why)
     answers = [(i, int(label), known.get(key, late)) for i, label, key in zip(asked.indices, labels, keys)]
     differences = [{"index": i, **changed[key].to_dict()} for i, key in zip(asked.indices, keys) if key in changed]
     spent = sum(answer.cpu_seconds for _, _, answer in answers)
-    return Found(answers, spent, time.monotonic() - began, differences)
+    return Found(answers, spent, time.monotonic() - began, differences, why == INTERRUPTED)
 
 
 def robustness_result(found: Found, asked: Asked) -> Result:
@@ -146,7 +150,7 @@ def robustness_result(found: Found, asked: Asked) -> Result:
         records.append(
             Record(i, known[a.verdict], label, a.bound, a.attack, a.worst_input, a.message, from_store=a.from_store)
         )
-    return Result(tuple(records), found.cpu_seconds, found.seconds, rounding=asked.method.rounding)
+    return Result(tuple(records), found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
 
 
 def uncertainty_result(found: Found, asked: Asked) -> UncertaintyResult:
@@ -161,22 +165,28 @@ def uncertainty_result(found: Found, asked: Asked) -> UncertaintyResult:
         failed = a.verdict == "error"
         records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message, failed, from_store=a.from_store))
     score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
-    return UncertaintyResult(score, tuple(records), (), found.cpu_seconds, found.seconds, rounding)
+    return UncertaintyResult(score, tuple(records), found.cpu_seconds, found.seconds, rounding, found.interrupted)
 
 
 def dataset_result(found: Found, asked: Asked) -> DatasetReport:
-    """The result of ``certify_dataset``; InvalidInput when the time did not suffice for all samples."""
-    from ..verify.dataset import report_of_rows
+    """The result of ``certify_dataset``; nothing is claimed of samples that were not reached or that failed."""
+    from ..verify.dataset import nothing_answered, pack_samples, report_of_rows
 
     rows = [answer.worst_input for _, _, answer in found.answers]
     labels = np.array([label for _, label, _ in found.answers])
     notes = {place: a.message for place, (_, _, a) in enumerate(found.answers) if a.message}
-    report = report_of_rows(asked.perturbation.eps, labels, rows, asked.keywords["bins"], notes)
-    stored = sum(answer.from_store for _, _, answer in found.answers)
+    open_ = [place for place, row in enumerate(rows) if row is None]
+    if open_:
+        x, bins = asked.dataset.take([asked.indices[place] for place in open_]), asked.keywords["bins"]
+        unknown = nothing_answered(asked.networks, x, labels[open_], asked.perturbation, bins, notes[open_[0]])
+        for place, row in zip(open_, pack_samples(unknown)):
+            rows[place] = row
+    known = [row for row in rows if row is not None]
     return replace(
-        report,
+        report_of_rows(asked.perturbation.largest, labels, known, asked.keywords["bins"], notes),
         cpu_seconds=found.cpu_seconds,
         seconds=found.seconds,
         rounding=asked.keywords["rounding"],
-        from_store=stored,
+        from_store=sum(answer.from_store for _, _, answer in found.answers),
+        unanswered=len(open_),
     )

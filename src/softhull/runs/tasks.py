@@ -69,11 +69,7 @@ class Task:
         """Everything that determines an answer beside the networks, the input and its label, as plain values."""
         return {
             "question": self.question,
-            "perturbation": {
-                "eps": float(self.perturbation.eps),
-                "norm": f"{self.perturbation.norm:g}",
-                "clip": self.perturbation.clip and [float(end) for end in self.perturbation.clip],
-            },
+            "perturbation": self.perturbation.settings(),
             "method": plain(self.method),
             "softmax_bound": self.softmax_bound,
             "keywords": _of_key(self.question, plain(self.keywords), self.defaults),
@@ -88,7 +84,7 @@ class Task:
             "models": canonical([{"path": model.path, "sha256": model.sha256} for model in self.models]),
             "data": self.data,
             "data_path": self.data_path,
-            "eps": float(self.perturbation.eps),
+            "eps": self.perturbation.largest,
             "norm": f"{self.perturbation.norm:g}",
             "clip_low": clip[0],
             "clip_high": clip[1],

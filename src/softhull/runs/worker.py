@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..errors import SofthullError
+from ..errors import InputWarning, SofthullError
 from .memory import Meter, is_out_of_memory
 from .questions import find_question
 from .tasks import Answer, Task
@@ -116,7 +117,9 @@ class _Work:
         question = find_question(batch.task.question)
         networks = [self.load(model.sha256) for model in batch.task.models]
         options = {"timeout": seconds, "device": batch.device}
-        return question.ask(batch.task, networks, batch.x, batch.labels, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InputWarning)  # who asked has been told
+            return question.ask(batch.task, networks, batch.x, batch.labels, options)
 
     def _seconds(self, batch: Batch) -> float | None:
         """For the whole batch: its instances share their time, and the budget bounds it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..deadlines import passed
 from ..errors import InvalidInput, MissingExtra
 from .dual import Dual
 from .encodings import Encoder
@@ -52,7 +52,7 @@ class Conic:
         certificate: dict[str, Any] = {"multipliers": {}}
         notes: dict[int, str] = {}
         for i in range(relaxation.size):
-            if deadline is not None and time.monotonic() >= deadline:
+            if passed(deadline):
                 notes[i] = "time limit before this program was started"
                 continue
             one = relaxation.take(torch.tensor([i]))
@@ -66,7 +66,7 @@ class Conic:
                         certificate["multipliers"][i] = flat
                         x[i] = torch.from_numpy(program.x.value)
                         probabilities[i] = torch.from_numpy(np.mean([net.p.value for net in program.networks], 0))
-                if not status or (deadline is not None and time.monotonic() >= deadline):
+                if not status or passed(deadline):
                     break
             if status:
                 notes[i] = status
@@ -122,7 +122,10 @@ class _Program:
         self.constraints: list[Any] = [self.x >= lower, self.x <= upper]
         if region.centre is not None:
             order = int(region.norm)
-            self.constraints.append(cvxpy.norm(self.x - region.centre.flatten().numpy(), order) <= region.eps)
+            unit, centre = region.unit.flatten().numpy(), region.centre.flatten().numpy()
+            moving = np.flatnonzero(unit)  # the box holds the others
+            step = cvxpy.multiply(1 / unit[moving], (self.x - centre)[moving])
+            self.constraints.append(cvxpy.norm(step, order) <= region.eps)
         self.networks: list[_Network] = []
         for part in relaxation.stacks:
             for m in range(len(part.stack.members)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..deadlines import passed, seconds_left
 from ..errors import InvalidInput, MissingExtra
 from .dual import Dual
 from .relaxation import ActivationLines, Relaxation, StackRelaxation
@@ -51,7 +51,7 @@ class CuttingPlanes:
         certificate: dict[str, Any] = {"duals": {}}
         notes: dict[int, str] = {}
         for i in range(relaxation.size):
-            if deadline is not None and time.monotonic() >= deadline:
+            if passed(deadline):
                 notes[i] = "time limit before this program was started"
                 continue
             points = None if warm is None else warm.certificate["tangent_points"][i].numpy()
@@ -86,7 +86,7 @@ class _Program:
         solver = _Solver(self.cost, self.rows, *self.build.columns())
         for _ in range(method.rounds):
             if deadline is not None:
-                solver.limit(deadline - time.monotonic())
+                solver.limit(seconds_left(deadline))
             status = solver.run()
             dual = solver.dual()
             if dual is not None:
@@ -100,7 +100,7 @@ class _Program:
             cuts, violation = self.build.cuts(logits, p, method.tolerance)
             if violation <= method.tolerance:
                 return self.best, ""
-            if deadline is not None and time.monotonic() >= deadline:
+            if passed(deadline):
                 return self.best, f"time limit with a softmax bound violated by {violation:.1e}"
             self.rows = self.rows + cuts
             solver.add(cuts)

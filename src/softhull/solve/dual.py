@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..deadlines import OUT_OF_TIME
+from ..deadlines import passed, why_stopped
 from ..errors import InvalidInput
 from ..propagate.structure import positions
 from .lagrangian import Lagrangian
@@ -64,12 +63,12 @@ class Dual:
             argument[open_] = run.probabilities
             x[open_] = run.x
             open_ = open_[run.gain > self.tolerance * self._scale(coefficients[open_])]
-            late = deadline is not None and time.monotonic() >= deadline
+            late = passed(deadline)
             if not len(open_) or late:
                 break
         assert parameters is not None
         assert points is not None
-        notes = dict.fromkeys(open_.tolist(), OUT_OF_TIME) if late else {}
+        notes = dict.fromkeys(open_.tolist(), why_stopped()) if late else {}
         return Solution(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)}, notes)
 
     @staticmethod
@@ -112,7 +111,7 @@ class Descent:
             ]
             if step == count // 2:
                 halfway = self.best
-            if step == count - 1 or (deadline is not None and time.monotonic() >= deadline):
+            if step == count - 1 or passed(deadline):
                 break
             keep = min(0.9, (step + 1) / (step + 10))
             self.centre = keep * self.centre + (1 - keep) * self.x

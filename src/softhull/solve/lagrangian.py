@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..graph.rounding import largest as largest_size
 from ..graph.rounding import underflow
-from ..propagate.perturbation import Region
 from ..propagate.walk import Claim, Step, Walk
+from ..regions import Region
 from .cuts import Cuts
 from .neurons import successive
 from .relaxation import ActivationLines, Relaxation
@@ -346,15 +346,16 @@ def largest(region: Region, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         return torch.linalg.vecdot(coefficients, x), x
     shaped = coefficients.reshape(1, *region.lower.shape)
     peak = -region.minimum(-shaped)[0]
-    centre = region.centre.flatten(1)
+    centre, unit = region.centre.flatten(1), region.unit.flatten(1)
+    slope = coefficients * unit
     if region.norm == 2:
-        length = coefficients.norm(dim=1, keepdim=True)
-        step = torch.where(length > 0, coefficients / torch.where(length > 0, length, 1.0), 0.0)
+        length = slope.norm(dim=1, keepdim=True)
+        step = torch.where(length > 0, slope / torch.where(length > 0, length, 1.0), 0.0)
     else:
-        size = coefficients.abs()
-        step = coefficients.sign() * (size == size.amax(1, keepdim=True))
+        size = slope.abs()
+        step = slope.sign() * (size == size.amax(1, keepdim=True))
         step = step / step.abs().sum(1, keepdim=True).clamp(min=1)
-    ball = centre + region.eps * step
+    ball = centre + region.eps * unit * step
     inside_box = (coefficients * x).sum(1) <= (coefficients * ball).sum(1)
     return peak, torch.where(inside_box[:, None], x, ball)
 

@@ -167,6 +167,8 @@ def logits_node(graph: Graph, label: str) -> int:
     if isinstance(final, Softmax):
         if final.axis != len(graph.nodes[last].shape) - 1:
             raise ModelError(f"{label}: the final softmax must be over the last axis, the classes")
+        if final.mask is not None:  # its logits alone say nothing about the classes it hides
+            raise ModelError(f"{label}: the final softmax masks some classes; leave them out to bound probabilities")
         (last,) = graph.nodes[last].inputs
     elif isinstance(final, Elementwise):
         raise ModelError(f"{label}: ends in {final.name}; a network that ends in logits or in a softmax is expected")

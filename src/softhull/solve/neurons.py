@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..graph.operator import Elementwise, Interval, Lines
 from ..graph.rounding import largest, share, ulps, underflow
-from ..propagate.perturbation import Region
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim, Step, Walk
+from ..regions import Region
 from .layers import Layer, Stack
 
 # Numbers of one coefficient tensor: small enough to stay in the processor's cache between two operations.

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.rounding import share, underflow
-from ..propagate.perturbation import Region
+from ..regions import Region
 from .layers import Stack
 from .neurons import NeuronBounds, neuron_bounds
 from .softmax import SoftmaxBounds, SoftmaxBoxes

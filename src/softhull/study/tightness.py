@@ -17,7 +17,7 @@ from ..bounds.softmax import softmax_planes
 from ..bounds.table import BOUNDS
 from ..errors import InvalidInput
 from ..solve.envelope import GRID_NODES, LARGEST_SIZE, softmax_envelope
-from .parallel import map_in_processes
+from ..workers import map_in_processes
 from .point import exists_for
 from .regions import dirichlet_logits
 

@@ -15,8 +15,11 @@ class Bracket:
     rows: Tensor  # [S, B]
     attack: Tensor  # [B], infinite where there was none
     worst: Tensor  # [B, *input_shape]
-    stopped: str = ""  # "time" or "interrupt" when the work was cut short
+    stopped: str = ""  # why the work was cut short, if it was
+    cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut
     notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
+    # By row and instance: what proved a row that the first linear walk did not.
+    proved_by: dict[tuple[int, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

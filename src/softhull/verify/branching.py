@@ -16,8 +16,8 @@ from ..errors import InvalidInput
 from ..graph.graph import Graph
 from ..graph.operator import Interval
 from ..propagate.methods import Branch
-from ..propagate.perturbation import Region
 from ..propagate.structure import Structure
+from ..regions import Region
 from ..solve.dual import Dual
 from ..solve.layers import Stack
 from ..solve.relaxation import Relaxation, relax
@@ -81,6 +81,8 @@ def branch_margins(
                 place = int(row[group, instance]), instance
                 found.rows[place] = max(float(found.rows[place]), low)
             found.notes[instance] = search.described(problem)
+            if low > 0:
+                found.cuts[instance] = search.roots[problem].cuts()
     if search.interrupted:
         raise KeyboardInterrupt
 

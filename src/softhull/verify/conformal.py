@@ -24,9 +24,9 @@ from ..attack.score import ScoreAttack
 from ..devices import device_of
 from ..errors import InvalidInput
 from ..graph.rounding import ulps
-from ..propagate.perturbation import Perturbation
+from ..regions import Alternatives, AnyPerturbation, Perturbation, as_perturbation
 from .ranges import RangeFinder, Ranges
-from .uncertainty import BATCH, Networks
+from .uncertainty import BATCH, Networks, open_networks
 
 SCORES = ("lac", "aps", "raps")
 Interval = tuple[np.ndarray, np.ndarray]
@@ -178,7 +178,7 @@ class Conformal:
         calibration_y: Any,
         alpha: float,
         score: str | ConformalScore = "lac",
-        perturbation: Perturbation | None = None,
+        perturbation: AnyPerturbation | None = None,
         class_conditional: bool = False,
         method: str | Any = "auto",
         bound: str = "all",
@@ -188,9 +188,11 @@ class Conformal:
     ) -> None:
         if not 0 < alpha < 1:
             raise InvalidInput(f"alpha must be between 0 and 1, got {alpha}")
+        perturbation = None if perturbation is None else as_perturbation(perturbation)
         self.alpha, self.perturbation = alpha, perturbation
         self.score = ConformalScore(score) if isinstance(score, str) else score
-        self._finder = RangeFinder(networks, method, bound, rounding, device_of(calibration_x, device))
+        opened = open_networks(networks, calibration_x)
+        self._finder = RangeFinder(opened, method, bound, rounding, device_of(calibration_x, device))
         found, labels = self._finder.find(calibration_x, perturbation, calibration_y), np.asarray(calibration_y)
         self._draws = np.random.default_rng(seed)
         given = self._draws.random(len(labels)), labels, alpha, class_conditional
@@ -198,8 +200,9 @@ class Conformal:
         boxes = _boxes(found) if perturbation else _ends(found)
         self._box_thresholds = self.score.thresholds(boxes[0], boxes[1], *given)
 
-    def sets(self, x: Any, perturbation: Perturbation | None = None) -> PredictionSets:
+    def sets(self, x: Any, perturbation: AnyPerturbation | None = None) -> PredictionSets:
         """Prediction sets of observed inputs ``[n, *shape]``, robust at inference time if a perturbation is given."""
+        perturbation = None if perturbation is None else as_perturbation(perturbation)
         found = self._finder.find(x, perturbation)
         u = self._draws.random(len(found))
         boxes = _boxes(found) if perturbation else _ends(found)
@@ -234,7 +237,7 @@ def study_conformal(
     networks: Networks,
     x: Any,
     y: Any,
-    perturbation: Perturbation,
+    perturbation: AnyPerturbation,
     alpha: float = 0.1,
     scores: Sequence[str | ConformalScore] = SCORES,
     calibration: int | None = None,
@@ -254,7 +257,8 @@ def study_conformal(
     """
     cpu = time.process_time()
     rules = [ConformalScore(score) if isinstance(score, str) else score for score in scores]
-    finder = RangeFinder(networks, method, bound, rounding, device_of(x, device))
+    perturbation = as_perturbation(perturbation)
+    finder = RangeFinder(open_networks(networks, x), method, bound, rounding, device_of(x, device))
     x, y = finder.inputs(x, y)
     calibration = len(x) // 2 if calibration is None else calibration
     if not 0 < calibration < len(x) or splits < 1 or not 0 < alpha < 1:
@@ -275,7 +279,7 @@ def study_conformal(
             for way in each[0]
         }
     spent = time.process_time() - cpu
-    return ConformalStudy(perturbation.eps, alpha, splits, calibration, len(y), rows, spent)
+    return ConformalStudy(perturbation.largest, alpha, splits, calibration, len(y), rows, spent)
 
 
 @dataclass(frozen=True)
@@ -325,7 +329,9 @@ def _boxes(ranges: Ranges) -> Interval:
     return ranges.box_least, ranges.box_most
 
 
-def _attacked(finder: RangeFinder, perturbation: Perturbation, attack: ScoreAttack, x: Tensor, y: Tensor) -> Tensor:
+def _attacked(
+    finder: RangeFinder, perturbation: Perturbation | Alternatives, attack: ScoreAttack, x: Tensor, y: Tensor
+) -> Tensor:
     def badness(inputs: Tensor) -> Tensor:
         return -finder.probabilities(inputs).gather(1, y[:, None])[:, 0].log()
 

@@ -15,10 +15,11 @@ import torch
 
 from ..attack.score import ScoreAttack
 from ..attack.visits import OBJECTIVES, Visits, attack_samples
-from ..deadlines import deadline_after
+from ..deadlines import deadline_after, interrupted, interruptible
 from ..devices import device_of
 from ..errors import InvalidInput
-from ..propagate.perturbation import Perturbation
+from ..formats.inputs import warn_of_labels, warn_of_units
+from ..regions import AnyPerturbation, as_perturbation
 from .calibration import (
     BINS,
     Bands,
@@ -39,9 +40,9 @@ from .calibration import (
     worst_classwise_error,
     worst_reliability,
 )
-from .ranges import ARRAYS, RangeFinder, Ranges, join_ranges
+from .ranges import ARRAYS, RangeFinder, Ranges, join_ranges, nothing_known
 from .scores import NegativeLogLikelihood
-from .uncertainty import BATCH, Networks
+from .uncertainty import BATCH, Networks, open_networks
 
 Triple = dict[str, float]  # clean, attack, certified
 
@@ -63,6 +64,8 @@ class DatasetReport:
     seconds: float = 0.0
     rounding: str = "outward"
     from_store: int = 0  # samples that were read from a run store, not computed here
+    unanswered: int = 0  # samples that were not reached: they were not attacked, and nothing is claimed of them
+    interrupted: bool = False  # Ctrl-C cut the work short; what holds by then is here
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -119,7 +122,7 @@ class DatasetReport:
             "nll_worst": _triple(nll.max(), visits.nll.max(), worst_nll.max()),
             "brier": _triple(brier.mean(), visits.brier.mean(), mean_above(self.ranges.brier)),
             "brier_worst": _triple(brier.max(), visits.brier.max(), self.ranges.brier.max()),
-            "confidence_low": _triple(confidence.mean(), visits.sure[:, 0].mean(), -mean_above(-low)),
+            "confidence_low": _triple(confidence.mean(), visits.sure[:, 0].mean(), 0.0 - mean_above(-low)),
             "confidence_high": _triple(confidence.mean(), visits.sure[:, 1].mean(), mean_above(high)),
             "ece": _triple(
                 calibration_error(confidence, right, self.edges),
@@ -187,6 +190,7 @@ class DatasetReport:
             "bins": len(self.edges) - 1,
             "rounding": self.rounding,
             "from_store": self.from_store,
+            "unanswered": self.unanswered,
             "metrics": self.metrics,
             "brier_parts": self.brier_parts,
             "reliability": self.reliability(),
@@ -200,6 +204,8 @@ class DatasetReport:
             lines.append(f"  {name:<16}" + "".join(f"{value:>10.4f}" for value in triple.values()))
         if self.rounding != "outward":
             lines.append("  rounded to nearest, so not proved for the real-valued networks")
+        if self.unanswered:
+            lines.append(f"  {self.unanswered} samples were not reached: they may do anything, and were not attacked")
         if self.ranges.notes:
             lines.append(f"  {len(self.ranges.notes)} not solved to the end: {next(iter(self.ranges.notes.values()))}")
         return "\n".join(lines)
@@ -209,7 +215,7 @@ def certify_dataset(
     networks: Networks,
     x: Any,
     y: Any,
-    perturbation: Perturbation,
+    perturbation: AnyPerturbation,
     bins: int | Sequence[float] = BINS,
     method: str | Any = "auto",
     bound: str = "all",
@@ -223,23 +229,44 @@ def certify_dataset(
 
     ``x [n, *shape]``, labels ``y [n]``; every sample may be perturbed on its own. One pass finds the range of every
     class probability; everything else follows from these ranges by arithmetic. ``bins``: of the calibration error, a
-    number of bins of equal width or their edges. ``method``, ``bound``, ``timeout``, ``rounding`` and ``device`` as
-    for ``verify_uncertainty``. ``attack`` is run once for every objective that makes some metric worse.
+    number of bins of equal width or their edges. Everything else as for ``verify_uncertainty``. ``attack`` is run once
+    for every objective that makes some metric worse. Ctrl-C ends with the best found so far (``interrupted``).
     """
     deadline = deadline_after(timeout)
     began, cpu = time.monotonic(), time.process_time()
-    edges, finder = bin_edges(bins), RangeFinder(networks, method, bound, rounding, device_of(x, device))
+    edges, perturbation = bin_edges(bins), as_perturbation(perturbation)
+    finder = RangeFinder(open_networks(networks, x), method, bound, rounding, device_of(x, device))
     x, y = finder.inputs(x, y)
+    warn_of_units(x, perturbation)
     attack = attack or ScoreAttack(restarts=2, seed=seed)
     ranges, visits = [], []
-    for start in range(0, len(x), BATCH):
-        here, label = x[start : start + BATCH], y[start : start + BATCH]
-        region = perturbation.around(here)
-        visits.append(attack_samples(finder.probabilities, here, label, region, edges, attack, deadline))
-        ranges.append(finder.find(here, perturbation, label, deadline))
+    with interruptible():
+        for start in range(0, len(x), BATCH):
+            here, label = x[start : start + BATCH], y[start : start + BATCH]
+            region = perturbation.around(here)
+            visits.append(attack_samples(finder.probabilities, here, label, region, edges, attack, deadline))
+            ranges.append(finder.find(here, perturbation, label, deadline))
+        cut = interrupted()
     cost = time.process_time() - cpu, time.monotonic() - began
-    labels = y.cpu().numpy()
-    return DatasetReport(perturbation.eps, labels, join_ranges(ranges), join_visits(visits), edges, *cost, rounding)
+    labels, seen = y.cpu().numpy(), join_visits(visits)
+    warn_of_labels(torch.from_numpy(seen.points[:, 0].argmax(1)), y.cpu())
+    known = join_ranges(ranges), seen
+    return DatasetReport(perturbation.largest, labels, *known, edges, *cost, rounding, interrupted=cut)
+
+
+def nothing_answered(
+    networks: Networks, x: Any, y: Any, perturbation: AnyPerturbation, bins: int | Sequence[float], why: str
+) -> DatasetReport:
+    """The report on samples that were not reached: clean values, no attack, and bounds that claim nothing."""
+    edges, perturbation = bin_edges(bins), as_perturbation(perturbation)
+    finder = RangeFinder(open_networks(networks, x), "auto", "all", "nearest", torch.device("cpu"))
+    x, y = finder.inputs(x, y)
+    visits = [
+        attack_samples(finder.probabilities, x[i], y[i], perturbation.around(x[i]), edges, None)
+        for i in torch.arange(len(x)).split(BATCH)
+    ]
+    ranges = join_ranges([nothing_known(finder.solver.classes, why) for _ in y])
+    return DatasetReport(perturbation.largest, y.numpy(), ranges, join_visits(visits), edges, unanswered=len(y))
 
 
 def join_visits(parts: Sequence[Visits]) -> Visits:
@@ -268,15 +295,14 @@ def unpack_samples(rows: np.ndarray, classes: int, bins: int) -> tuple[Ranges, V
 def report_of_rows(
     eps: float,
     labels: np.ndarray,
-    rows: Sequence[np.ndarray | None],
+    rows: Sequence[np.ndarray],
     bins: int | Sequence[float],
     notes: dict[int, str],
 ) -> DatasetReport:
-    """The report on samples that were packed one by one; InvalidInput where one has no row."""
-    edges, known = bin_edges(bins), [row.ravel() for row in rows if row is not None]
-    if len(known) < len(rows) or not known or len({len(row) for row in known}) > 1:
-        why = next(iter(notes.values()), "the time limit passed")
-        raise InvalidInput(f"{len(rows) - len(known)} of {len(rows)} samples have no answer ({why}); run it again")
+    """The report on samples that were packed one by one; InvalidInput where they do not belong together."""
+    edges, known = bin_edges(bins), [row.ravel() for row in rows]
+    if not known or len({len(row) for row in known}) > 1:
+        raise InvalidInput("there are no samples, or they have different numbers of classes")
     bin_count = len(edges) - 1
     ranges, visits = unpack_samples(np.stack(known), _classes(len(known[0]), bin_count), bin_count)
     return DatasetReport(eps, labels, replace(ranges, notes=notes), visits, edges)

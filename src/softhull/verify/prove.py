@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -11,16 +10,17 @@ import torch
 from torch import Tensor
 
 from ..attack.pgd import minimize_margin
+from ..deadlines import interrupt, passed, why_stopped
 from ..errors import DomainError
 from ..graph.graph import Graph
 from ..graph.operator import Bilinear
 from ..propagate.crown import LinearBounds, OutOfTime
 from ..propagate.methods import Auto, Branch, Linear, Method, Paper, SecondOrder
 from ..propagate.optimize import optimized_lower, with_better_differences
-from ..propagate.perturbation import Region
 from ..propagate.second_order.forward import TENSORS, NoAffineForms
 from ..propagate.second_order.specification import SecondOrderBounds
 from ..propagate.structure import Structure, pieces, positions
+from ..regions import Region
 from .bracket import Bracket, Effort
 from .branching import branch_margins
 from .unsafe import Unsafe
@@ -35,10 +35,13 @@ def prove(
     try:
         with torch.no_grad():
             _work(graph, structure, region, unsafe, method, effort, found)
+        if passed(effort.deadline):
+            found.stopped = why_stopped()
     except OutOfTime:
-        found.stopped = "time"
+        found.stopped = why_stopped()
     except KeyboardInterrupt:
-        found.stopped = "interrupt"
+        interrupt()
+        found.stopped = why_stopped()
     return found
 
 
@@ -171,7 +174,7 @@ class _Work:
                 low = optimized_lower(pairs, self.last, self.rows[s, b][None], steps, rate, self.unsafe.offsets[s, b])
             else:
                 low = pairs.lower(self.last, self.rows[s, b][None], contract=contract)
-            self._keep(s, b, low[0])
+            self._keep(s, b, low[0], "gradient" if steps else "contracted" if contract else "linear")
 
     def second_order(self, bounds: LinearBounds, method: SecondOrder) -> Tensor:
         """Second-order bounds on what is open; returns where they gained anything, ``[B]``.
@@ -215,11 +218,13 @@ class _Work:
                 return
             target = self.unsafe.offsets[row, instance]
             low = second.lower(self.rows[row, instance], places[instance], method.steps, target, fitted)
-            self._keep(row, instance, low)
+            self._keep(row, instance, low, "fitted rows" if fitted else "second order")
 
-    def _keep(self, row: Tensor, instance: Tensor, low: Tensor) -> None:
+    def _keep(self, row: Tensor, instance: Tensor, low: Tensor, how: str) -> None:
         found = self.found.rows
         better = _less(low, self.unsafe.offsets[row, instance])
+        proved = (better > 0) & ~(found[row, instance] > 0)
+        self.found.proved_by |= dict.fromkeys(zip(row[proved].tolist(), instance[proved].tolist()), how)
         found[row, instance] = torch.maximum(found[row, instance], torch.where(better.isnan(), -math.inf, better))
 
     def _open_instances(self) -> Tensor:
@@ -276,7 +281,7 @@ def _together(bounds: LinearBounds) -> int:
 
 def _attack(graph: Graph, region: Region, unsafe: Unsafe, effort: Effort, found: Bracket, instances: Tensor) -> None:
     """First every group at once, then each open group of what is not broken by then."""
-    if not len(instances) or time.monotonic() >= effort.deadline:
+    if not len(instances) or passed(effort.deadline):
         return
     start = found.worst
 

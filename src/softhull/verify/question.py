@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..graph.operator import Interval
-from ..propagate.perturbation import Region
+from ..regions import Region
 from ..solve.solution import Solution
 from .scores import Piece, Score
 
@@ -34,6 +34,10 @@ class Relaxed(Protocol):
         """Better bounds ``[b]`` for some of the instances."""
 
 
+# What proves the bound on one instance: the rows bounded (``coefficients [K]``), each with what was chosen for it.
+Proof = tuple[dict[str, Tensor], ...]
+
+
 @dataclass(frozen=True)
 class Highest:
     """Bounds ``[B]`` on the badness of a score, one line for every instance that did not go as planned, the proof."""
@@ -50,7 +54,19 @@ class Highest:
     def among(self, instances: Tensor, size: int) -> Highest:
         """The same for a batch of ``size`` of which these are some; nothing is known of the others."""
         badness = self.badness.new_full((size,), torch.inf).index_copy(0, instances, self.badness)
-        return replace(self, badness=badness, notes={int(instances[k]): note for k, note in self.notes.items()})
+        notes = {int(instances[k]): note for k, note in self.notes.items()}
+        proofs = tuple(proof | {"instances": instances[proof["instances"]]} for proof in self.certificates)
+        return Highest(badness, notes, proofs)
+
+    def proof(self, instance: int) -> Proof:
+        """What was chosen for one instance, row by row, as far as it is kept by instance."""
+        found = []
+        for part in self.certificates:
+            kept = {name: value for name, value in part.items() if isinstance(value, Tensor)}
+            places = (kept["instances"] == instance).nonzero()[:, 0].tolist() if "instances" in kept else ()
+            for place in places:
+                found.append({name: value[place] for name, value in kept.items()})
+        return tuple(found)
 
 
 @dataclass(frozen=True)

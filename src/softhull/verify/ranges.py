@@ -14,18 +14,21 @@ from torch import Tensor
 from ..bounds.rounding import check_rounding
 from ..bounds.softmax import softmax_bounds
 from ..errors import InvalidInput, MissingExtra, SofthullError
+from ..formats.network import Network
+from ..graph.graph import Graph
 from ..graph.operator import Interval
 from ..graph.rounding import share
 from ..propagate.methods import Auto
-from ..propagate.perturbation import Perturbation, Region
 from ..propagate.structure import pieces, positions
+from ..regions import Alternatives, Perturbation, Region
 from ..solve.dual import Dual
 from ..solve.solution import Solution, simplex_bound
+from .methods import RANGES, find_method
 from .question import Highest, Relaxed, ScoreQuestion
 from .replay import contradictions
 from .scores import Brier
 from .stages import ByPrograms, ByWalks
-from .uncertainty import BATCH, Networks, as_list, check_inputs, find_method, find_solver
+from .uncertainty import BATCH, check_inputs, find_solver
 
 # A range that constant bounds leave no wider than this is not worth a program of its own.
 NARROW = 1e-2
@@ -204,15 +207,14 @@ class _Narrowed:
 class RangeFinder:
     """Certified ranges of the mean probabilities of ``networks``; arguments as for ``verify_uncertainty``."""
 
-    def __init__(self, networks: Networks, method: str | Any, bound: str, rounding: str, device: torch.device) -> None:
+    def __init__(
+        self, networks: Sequence[Network | Graph], method: str | Any, bound: str, rounding: str, device: torch.device
+    ) -> None:
         check_rounding(rounding)
         self.networks, self.device, self.outward = networks, device, rounding == "outward"
-        chosen = find_method(method)
+        chosen = find_method(method, RANGES)
         solver = find_solver(networks, chosen, bound, False, rounding).to(device)
-        if not isinstance(solver, ByPrograms | ByWalks):
-            raise InvalidInput(
-                "method 'branch' bounds single scores; for ranges of probabilities choose 'auto' or 'dual'"
-            )
+        assert isinstance(solver, ByPrograms | ByWalks)
         self.solver: ByPrograms | ByWalks = solver
         if isinstance(chosen, Auto) and isinstance(self.solver, ByPrograms):
             self.solver = replace(self.solver, method=Dual(steps=STEPS))
@@ -228,7 +230,7 @@ class RangeFinder:
         return self.solver.probabilities(x)
 
     def find(
-        self, x: Any, perturbation: Perturbation | None = None, y: Any = None, deadline: float = math.inf
+        self, x: Any, perturbation: Perturbation | Alternatives | None = None, y: Any = None, deadline: float = math.inf
     ) -> Ranges:
         """Ranges within the perturbation of every input; without one, up to the rounding of the input itself.
 
@@ -250,7 +252,7 @@ class RangeFinder:
                 return nothing_known(self.solver.classes, line)
             halves = positions(x).split((len(x) + 1) // 2)  # one instance must not take the others with it
             return join_ranges([self._batch(x[i], y[i], region.take(i), narrow, deadline) for i in halves])
-        wrong = contradictions(as_list(self.networks), region, x, x)
+        wrong = contradictions(self.networks, region, x, x)
         if not wrong:
             return found
         single = [

@@ -12,7 +12,7 @@ from ..errors import SofthullError
 from ..formats import agreement
 from ..formats.network import LARGEST_INPUT, Network
 from ..graph.graph import Graph
-from ..propagate.perturbation import Region
+from ..regions import Region
 
 
 def contradictions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -46,6 +46,11 @@ class Record:
     counterexample: np.ndarray | None = field(default=None, repr=False)
     message: str = ""
     from_store: bool = False  # read from a run store, not computed here
+    # Where branching cut the region to prove it: entry of the input and value, every cut before its parts, -1 for one
+    # that is not cut.
+    cuts: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    # What proved that the label stays ahead of a rival, by rival, where it was not a plain linear walk; None: unknown.
+    proved_by: Mapping[int, str] | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         plain = {

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,22 @@ import torch
 from torch import Tensor
 
 from ..boxes import as_index
-from ..deadlines import OUT_OF_TIME, deadline_after
+from ..deadlines import OUT_OF_TIME, deadline_after, interrupted, interruptible, passed
 from ..devices import device_of, moved
-from ..errors import InvalidInput, SofthullError
+from ..errors import InvalidInput
+from ..formats.inputs import fit_inputs, warn_of_labels, warn_of_units
 from ..formats.network import Network
+from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Method, find_method
-from ..propagate.perturbation import Perturbation, Region, rounded_down
-from ..propagate.structure import Structure, pieces
+from ..propagate.methods import Method
+from ..propagate.structure import Structure
+from ..regions import AnyPerturbation, Choices, Region, as_perturbation, rounded_down
 from .bracket import Bracket, Effort
+from .enumerate import prove_choices
+from .instances import Progress, answer_all
+from .methods import find_method
+from .names import renamed
 from .prove import prove
 from .replay import contradictions
 from .result import Record, Result, Verdict
@@ -30,14 +37,14 @@ from .unsafe import Unsafe, class_change
 
 # Instances worked on together; more gain nothing and cost memory.
 _BATCH = 256
-_INTERRUPTED = "interrupted"
 
 
+@renamed(y="label")
 def verify_robustness(
-    network: Network | Graph,
+    network: Network | Graph | torch.nn.Module,
     x: Any,
     label: Any,
-    perturbation: Perturbation,
+    perturbation: AnyPerturbation,
     property: str = "all",
     method: Method | str = "auto",
     *,
@@ -48,29 +55,35 @@ def verify_robustness(
     memory: int = 1 << 24,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
+    workers: int | str | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Whether every perturbed input keeps its class: one verdict per instance, in the order given.
 
-    ``x [B, ...]`` is reshaped to the network's input, ``label [B]``. ``property``: ``all`` (no other class overtakes
-    the label), ``targets`` (none of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest).
-    ``method``: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object. A final
-    softmax or sigmoid is left out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds
-    leave open, True everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best
-    found so far. ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where
-    to compute; by default where ``x`` is.
+    ``network``: from ``load_onnx`` or ``from_torch``, or a torch module, exported with ``x[:1]`` as example.
+    ``x [B, ...]`` in the layout of the network's input, or flat; bytes are divided by 255. ``label [B]``. A number as
+    ``perturbation`` is an l_inf radius. ``property``: ``all`` (no other class overtakes the label), ``targets`` (none
+    of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest). ``method``: ``"auto"``,
+    ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object. A final softmax or sigmoid is left
+    out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open, True
+    everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best found so far.
+    ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where to compute; by
+    default where ``x`` is. ``workers``: how many processes share the instances (``"auto"``: one per processor if the
+    work is long); ``progress(done, total)`` is called as they are answered.
     """
     case = _Case.of(network, x, label, dtype, device)
     unsafe = case.unsafe(property, targets)
-    region = perturbation.around(case.exact, dtype=dtype)
-    effort = _effort(attack, timeout, seed, memory)
-    return _run(case, region, unsafe, find_method(method), effort)
+    region = case.region(perturbation, dtype)
+    asked = _Asked(case, region, unsafe, find_method(method), _effort(attack, timeout, seed, memory))
+    return _result(asked, workers, progress)
 
 
+@renamed(y="label")
 def certified_radius(
-    network: Network | Graph,
+    network: Network | Graph | torch.nn.Module,
     x: Any,
     label: Any,
-    perturbation: Perturbation,
+    perturbation: AnyPerturbation,
     property: str = "all",
     method: Method | str = "auto",
     *,
@@ -80,6 +93,7 @@ def certified_radius(
     memory: int = 1 << 24,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
+    workers: int | str | None = None,
 ) -> np.ndarray:
     """The largest ``eps`` found certified for every instance by bisection up to ``perturbation.eps``, as an array.
 
@@ -87,15 +101,16 @@ def certified_radius(
     """
     case = _Case.of(network, x, label, dtype, device)
     unsafe = case.unsafe(property, targets)
+    perturbation = as_perturbation(perturbation)
     effort = _effort(False, timeout, 0, memory)
     proved = torch.zeros(len(case.x), dtype=case.x.dtype)
-    failed = torch.full_like(proved, perturbation.eps)
+    failed = torch.full_like(proved, perturbation.radius)
     here = failed.clone()
     for _ in range(steps + 1):
-        if time.monotonic() >= effort.deadline:
+        if passed(effort.deadline):
             break
         region = perturbation.around(case.exact, here, dtype)
-        result = _run(case, region, unsafe, find_method(method), effort)
+        result = _result(_Asked(case, region, unsafe, find_method(method), effort), workers)
         good = torch.tensor([record.verdict is Verdict.CERTIFIED for record in result.records])
         proved, failed = torch.where(good, here, proved), torch.where(good, failed, here)
         here = (proved + failed) / 2
@@ -121,6 +136,7 @@ class SpecificationResult:
     message: str = ""
 
 
+@interruptible()
 def verify_specification(
     network: Network | Graph,
     specification: Specification,
@@ -170,8 +186,8 @@ def verify_specification(
         found = _replayed(network, graph, bracket.worst[0], region, unsafe, 0, None, touching=True)
         if found is not None and any(disjunct.holds(*found) for disjunct in boxes):  # as the file says it
             return SpecificationResult("sat", found[0], found[1], worst, *clock.spent())
-        left.add("timeout" if bracket.stopped == "time" else "unknown")
-        if bracket.stopped == "interrupt":
+        left.add("timeout" if bracket.stopped == OUT_OF_TIME else "unknown")
+        if interrupted():
             break
     verdict = next((verdict for verdict in ("error", "timeout", "unknown") if verdict in left), "unsat")
     bound = None if message else min(bounds, default=None)
@@ -192,25 +208,22 @@ class _Case:
 
     @staticmethod
     def of(
-        network: Network | Graph, x: Any, label: Any, dtype: torch.dtype, device: torch.device | str | None
+        network: Network | Graph | torch.nn.Module,
+        x: Any,
+        label: Any,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
     ) -> _Case:
         place = device_of(x, device)
-        graph = _graph(network, classes=True).to(dtype, place)
-        x = _tensor(x, torch.float64, place)
-        size = math.prod(graph.input_shape)
-        if not x.numel() or x.numel() % size:
-            raise InvalidInput(f"x of shape {tuple(x.shape)} does not fit the network's input {graph.input_shape}")
-        x = x.reshape(-1, *graph.input_shape)
-        if not x.isfinite().all():
-            raise InvalidInput("x holds NaN or infinite entries")
-        x, exact = x.to(dtype), x
+        opened = open_network(network, x, single=np.ndim(label) == 0)
+        graph = _graph(opened, classes=True).to(dtype, place)
         try:
             labels = label if isinstance(label, Tensor) else torch.as_tensor(np.asarray(label))
         except TypeError:
             raise InvalidInput("labels must be whole numbers") from None
         labels = labels.to(place).reshape(-1)
-        if len(labels) != len(x):
-            raise InvalidInput(f"{len(x)} inputs but {len(labels)} labels")
+        exact = fit_inputs(opened, x, len(labels)).to(place)
+        x = exact.to(dtype)
         real = labels.is_floating_point()
         if labels.dtype == torch.bool or labels.is_complex() or (real and not (labels == labels.round()).all()):
             raise InvalidInput("labels must be whole numbers")
@@ -221,7 +234,14 @@ class _Case:
         if ((labels < 0) | (labels >= classes)).any():
             raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
         predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
-        return _Case(network, graph, x, exact, labels, outputs, predicted == labels)
+        warn_of_labels(predicted, labels)
+        return _Case(opened, graph, x, exact, labels, outputs, predicted == labels)
+
+    def region(self, perturbation: AnyPerturbation, dtype: torch.dtype) -> Region:
+        """The perturbed inputs, with a warning where everything is one of them."""
+        asked = as_perturbation(perturbation)
+        warn_of_units(self.exact, asked)
+        return asked.around(self.exact, dtype=dtype)
 
     def unsafe(self, property: str, targets: Sequence[int] | None) -> Unsafe:
         rivals = None
@@ -231,35 +251,48 @@ class _Case:
         return class_change(self.labels, self.outputs, property, rivals)
 
 
-def _run(case: _Case, region: Region, unsafe: Unsafe, method: Method, effort: Effort) -> Result:
-    """Batch after batch; whatever happens, every instance gets a record."""
-    clock = _Clock()
-    structure = Structure(case.graph)
-    records: dict[int, Record] = {}
-    for i in (~case.correct).nonzero()[:, 0].tolist():
-        records[i] = Record(i, Verdict.MISCLASSIFIED, int(case.labels[i]))
-    waiting = list(pieces(case.correct.nonzero()[:, 0], _batch_size(structure, effort)))
-    stopped = False
-    while waiting:
-        batch = waiting.pop(0)
-        if stopped or time.monotonic() >= effort.deadline:
-            message = _INTERRUPTED if stopped else OUT_OF_TIME
-            records |= {i: Record(i, Verdict.UNKNOWN, int(case.labels[i]), message=message) for i in batch.tolist()}
-            continue
-        try:
-            here, rows = region.take(batch), unsafe.take(batch)
-            bracket = prove(case.graph, structure, here, case.x[batch], rows, method, effort)
-            stopped = bracket.stopped == "interrupt"
-            found = [_record(case, i, place, bracket, here, rows) for place, i in enumerate(batch.tolist())]
-            records |= {record.index: record for record in _replay(case, found, here, bracket.worst, effort.seed)}
-        except (SofthullError, RuntimeError, MemoryError, ValueError) as problem:
-            if len(batch) > 1:  # one instance must not take the others with it
-                waiting = list(batch.split(max(1, len(batch) // 4))) + waiting
-            else:
-                i = int(batch[0])
-                line = " ".join(str(problem).split()) or type(problem).__name__
-                records[i] = Record(i, Verdict.ERROR, int(case.labels[i]), message=line)
-    return Result(tuple(records[i] for i in range(len(case.x))), *clock.spent(), stopped, method.rounding)
+@dataclass(frozen=True)
+class _Asked:
+    """Does every input of a region keep its class? A question about the instances of a case."""
+
+    case: _Case
+    region: Region
+    unsafe: Unsafe
+    method: Method
+    effort: Effort
+
+    @cached_property
+    def structure(self) -> Structure:
+        return Structure(self.case.graph)
+
+    @property
+    def size(self) -> int:
+        """How many instances fit into memory at once."""
+        width = self.structure.width(len(self.case.graph.nodes) - 1)
+        return min(_BATCH, max(1, self.effort.memory // (8 * 4 * width)))
+
+    def answer(self, batch: Tensor) -> list[Record]:
+        case, region, unsafe = self.case, self.region.take(batch), self.unsafe.take(batch)
+        rest = (case.x[batch], unsafe, self.method, self.effort)
+        if isinstance(region, Choices):
+            bracket = prove_choices(case.graph, self.structure, region, *rest)
+        else:
+            bracket = prove(case.graph, self.structure, region, *rest)
+        found = [_record(case, i, place, bracket, region, unsafe) for place, i in enumerate(batch.tolist())]
+        return _replay(case, found, region, bracket.worst, self.effort.seed)
+
+    def nothing(self, index: int, why: str, failed: bool = False) -> Record:
+        verdict = Verdict.ERROR if failed else Verdict.UNKNOWN
+        return Record(index, verdict, int(self.case.labels[index]), message=why)
+
+
+def _result(asked: _Asked, workers: int | str | None, progress: Progress | None = None) -> Result:
+    """Records of all instances; of those that are misclassified there is nothing to ask."""
+    case = asked.case
+    found = answer_all(asked, case.correct.nonzero()[:, 0], asked.size, workers, progress)
+    wrong = {i: Record(i, Verdict.MISCLASSIFIED, int(case.labels[i])) for i in (~case.correct).nonzero()[:, 0].tolist()}
+    records = tuple((found.records | wrong)[i] for i in range(len(case.x)))
+    return Result(records, found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
 
 
 def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, seed: int) -> list[Record]:
@@ -279,9 +312,11 @@ def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, u
     bound = float(best.min()) if len(best) else math.inf
     attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
     if bound > 0:
-        return Record(i, Verdict.CERTIFIED, label, bound, attack, message=bracket.notes.get(place, ""))
-    message = {"": Verdict.UNKNOWN.advice, "time": OUT_OF_TIME, "interrupt": _INTERRUPTED}[bracket.stopped]
-    message = "; ".join(filter(None, (message, bracket.notes.get(place))))
+        least = unsafe.rows[:, place].argmin(-1).tolist() if unsafe.rows.shape[-1] > 1 else ()
+        how = {rival: bracket.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in bracket.proved_by}
+        note, cuts = bracket.notes.get(place, ""), bracket.cuts.get(place, ())
+        return Record(i, Verdict.CERTIFIED, label, bound, attack, message=note, cuts=cuts, proved_by=how)
+    message = "; ".join(filter(None, (bracket.stopped or Verdict.UNKNOWN.advice, bracket.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
         found = _replayed(case.network, case.graph, bracket.worst[place], region, unsafe, place, final)
@@ -382,11 +417,6 @@ def _tensor(values: Any, dtype: torch.dtype, device: torch.device | str = "cpu")
 
 def _middle(region: Region) -> Tensor:
     return region.lower + (region.upper - region.lower) / 2
-
-
-def _batch_size(structure: Structure, effort: Effort) -> int:
-    width = structure.width(len(structure.graph.nodes) - 1)
-    return min(_BATCH, max(1, effort.memory // (8 * 4 * width)))
 
 
 def _effort(attack: bool | None, timeout: float | None, seed: int, memory: int) -> Effort:

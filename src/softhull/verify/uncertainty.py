@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,27 +16,31 @@ from ..attack.score import ScoreAttack
 from ..bounds.rounding import check_rounding
 from ..deadlines import deadline_after
 from ..devices import device_of
-from ..errors import InvalidInput, MissingExtra, ModelError, SofthullError
+from ..errors import InvalidInput, ModelError
+from ..formats.inputs import fit_inputs, refuse_fixed_batch, warn_of_units
 from ..formats.network import Network
+from ..formats.torch_module import open_network
 from ..graph.graph import Graph
 from ..propagate.methods import Auto, Branch, Linear, SecondOrder
-from ..propagate.perturbation import Perturbation, Region
+from ..regions import AnyPerturbation, Region, as_perturbation
 from ..solve.dual import Dual
 from ..solve.layers import is_feedforward, stack_networks
 from ..solve.softmax import parse_bounds
 from .branching import ByBranching
 from .ensemble import join
-from .question import ScoreQuestion
+from .instances import Progress, answer_all
+from .methods import SCORES, find_method
+from .names import renamed
+from .question import Proof, ScoreQuestion
 from .replay import contradictions
 from .scores import Score, find_score
 from .stages import ByPrograms, ByWalks
 
-METHODS = ("auto", "dual", "lp", "conic", "second-order", "linear", "branch")
 # Instances worked on together: bounds the memory whatever the number of instances.
 BATCH = 128
 
 Solver = ByPrograms | ByWalks | ByBranching
-Networks = Network | Graph | Sequence[Network | Graph]
+Networks = Network | Graph | torch.nn.Module | Sequence[Network | Graph | torch.nn.Module]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class ScoreRecord:
     message: str = ""
     failed: bool = False  # nothing is certified, for the reason in ``message``
     from_store: bool = False  # read from a run store, not computed here
+    proof: Proof | None = field(default=None, repr=False, compare=False)  # where it was asked for
 
     @property
     def verdict(self) -> str:
@@ -72,14 +76,14 @@ class ScoreRecord:
 
 @dataclass(frozen=True)
 class UncertaintyResult:
-    """Records of all instances asked about, the numbers behind the bounds, and the cost."""
+    """Records of all instances asked about, and the cost."""
 
     score: Score
     records: tuple[ScoreRecord, ...]
-    certificates: tuple[dict[str, Any], ...] = field(repr=False)  # one per batch, pieces inside
     cpu_seconds: float
     seconds: float
     rounding: str = "outward"  # bounds hold for the real-valued networks; "nearest": up to rounding
+    interrupted: bool = False  # Ctrl-C cut the work short; the records hold what was found by then
 
     def __getitem__(self, position: int) -> ScoreRecord:
         return self.records[position]
@@ -130,11 +134,12 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+@renamed(y="label")
 def verify_uncertainty(
     networks: Networks,
     x: Any,
-    y: Any,
-    perturbation: Perturbation,
+    label: Any,
+    perturbation: AnyPerturbation,
     score: str | Score = "nll",
     method: str | Any = "auto",
     bound: str = "all",
@@ -144,73 +149,68 @@ def verify_uncertainty(
     seed: int = 0,
     rounding: str = "outward",
     device: torch.device | str | None = None,
+    workers: int | str | None = None,
+    progress: Progress | None = None,
+    proofs: bool = False,
 ) -> UncertaintyResult:
     """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
 
-    ``x [B, *shape]``, labels ``y [B]``. ``method``: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for
-    feedforward networks; ``"second-order"``, ``"linear"`` for all; or one of their settings objects. ``bound``: the
-    softmax bounds, ``"all"`` or a pair such as ``"er/lse"``; ``separate`` lets every network choose its own input.
-    After ``timeout`` seconds the best so far is returned. ``rounding``: ``"outward"`` charges every rounding error to
-    the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does not. ``device``: where
-    to compute; by default where ``x`` is.
+    ``x [B, *shape]``, ``label [B]``; networks, inputs and perturbation as for ``verify_robustness``. ``method``:
+    ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for feedforward networks; ``"second-order"``,
+    ``"linear"`` for all; or one of their settings objects. ``bound``: the softmax bounds, ``"all"`` or a pair such as
+    ``"er/lse"``; ``separate`` lets every network choose its own input. After ``timeout`` seconds the best so far is
+    returned. ``rounding``: ``"outward"`` charges every rounding error to the bound, so that it is true for the
+    networks as real-valued functions; ``"nearest"`` does not. ``device``: where to compute; by default where ``x`` is.
+    ``workers`` and ``progress`` as for ``verify_robustness``. ``proofs``: keep what was chosen to prove the bounds, for
+    certificates.
     """
     check_rounding(rounding)
-    began, cpu = time.monotonic(), time.process_time()
     deadline = deadline_after(timeout)
-    score, place = find_score(score), device_of(x, device)
-    solver = find_solver(networks, find_method(method), bound, separate, rounding)
-    x, y = check_inputs(x, y, solver.classes, networks)
-    solver, x, y = solver.to(place), x.to(place), y.to(place)
+    score, place, perturbation = find_score(score), device_of(x, device), as_perturbation(perturbation)
+    networks = open_networks(networks, x)
+    solver = find_solver(networks, find_method(method, SCORES), bound, separate, rounding)
+    x, label = check_inputs(x, label, solver.classes, networks)
+    warn_of_units(x, perturbation)
+    solver, x, label = solver.to(place), x.to(place), label.to(place)
     attack = attack or ScoreAttack(seed=seed)
-    asked = _Asked(as_list(networks), solver, score, attack, rounding == "outward", deadline, seed)
-    records: dict[int, ScoreRecord] = {}
-    certificates = []
-    waiting = list(torch.arange(len(x)).split(BATCH))
-    while waiting:
-        batch = waiting.pop(0)
-        here, label = x[batch.to(place)], y[batch.to(place)]
-        try:
-            answered, proof = asked.answer(perturbation.around(here), here, label)
-            certificates.append(proof)
-        except (InvalidInput, MissingExtra):
-            raise
-        except (SofthullError, RuntimeError, MemoryError, ValueError) as problem:
-            if len(batch) > 1:  # one instance must not take the others with it
-                waiting = list(batch.split(max(1, len(batch) // 4))) + waiting
-                continue
-            line = " ".join(str(problem).split()) or type(problem).__name__
-            answered = [asked.failure(here[0], int(label[0]), line)]
-        records |= {i: replace(record, index=i) for i, record in zip(batch.tolist(), answered)}
-    cost = time.process_time() - cpu, time.monotonic() - began
-    return UncertaintyResult(
-        score, tuple(records[i] for i in range(len(x))), tuple(certificates), *cost, rounding=rounding
-    )
+    region = perturbation.around(x)
+    outward = rounding == "outward"
+    asked = _Asked(networks, solver, score, attack, region, x, label, outward, deadline, seed, proofs)
+    found = answer_all(asked, torch.arange(len(x)), BATCH, workers, progress)
+    records = tuple(found.records[i] for i in range(len(x)))
+    return UncertaintyResult(score, records, found.cpu_seconds, found.seconds, rounding, found.interrupted)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Everything about a question but its instances."""
+    """How bad can a score become? A question about inputs ``x`` with their regions and labels."""
 
     networks: Sequence[Network | Graph]
     solver: Solver
     score: Score
     attack: ScoreAttack
+    region: Region
+    x: Tensor
+    label: Tensor
     outward: bool
     deadline: float
     seed: int
+    proofs: bool
 
-    def answer(self, region: Region, x: Tensor, label: Tensor) -> tuple[list[ScoreRecord], dict[str, Any]]:
-        """Records of one batch, numbered from 0, and the numbers behind them."""
+    def answer(self, batch: Tensor) -> list[ScoreRecord]:
+        """The attack, then the best bound; a deadline leaves the best found so far."""
         solver, score = self.solver, self.score
+        here = batch.to(self.x.device)
+        region, x, label = self.region.take(here), self.x[here], self.label[here]
         _, worst = self.attack.run(partial(_badness, solver, score, label), region, [x], self.deadline)
         at = solver.probabilities(worst)
         found = solver.highest(ScoreQuestion(score, region, label, worst, at, self.outward, self.deadline))
         certified, attacked = score.from_badness(found.badness), score.value(at, label)
         clean = score.value(solver.probabilities(x), label)
         wrong = contradictions(self.networks, region, x, worst, self.seed)
-        records = [
+        return [
             ScoreRecord(
-                i,
+                index,
                 int(label[i]),
                 self._nothing if i in wrong else float(certified[i]),
                 float(attacked[i]),
@@ -218,13 +218,14 @@ class _Asked:
                 worst[i].cpu().numpy(),
                 wrong.get(i, found.notes.get(i, "")),
                 failed=i in wrong,
+                proof=found.proof(i) if self.proofs else None,
             )
-            for i in range(len(label))
+            for i, index in enumerate(batch.tolist())
         ]
-        return records, {"pieces": list(found.certificates)}
 
-    def failure(self, x: Tensor, label: int, line: str) -> ScoreRecord:
-        return ScoreRecord(0, label, self._nothing, math.nan, math.nan, x.cpu().numpy(), line, failed=True)
+    def nothing(self, index: int, why: str, failed: bool = False) -> ScoreRecord:
+        x, label = self.x[index].cpu().numpy(), int(self.label[index])
+        return ScoreRecord(index, label, self._nothing, math.nan, math.nan, x, why, failed)
 
     @property
     def _nothing(self) -> float:
@@ -232,41 +233,23 @@ class _Asked:
         return math.inf if self.score.worst_when == "high" else -math.inf
 
 
-def as_list(networks: Networks) -> list[Network | Graph]:
-    """The networks of an ensemble, or the only one there is."""
-    return [networks] if isinstance(networks, Network | Graph) else list(networks)
+def open_networks(networks: Networks, x: Any) -> list[Network | Graph]:
+    """The networks of an ensemble, or the only one there is; torch modules are exported with ``x[:1]`` as example."""
+    if not isinstance(networks, Sequence | torch.nn.ModuleList):
+        networks = [networks]
+    return [open_network(network, x) for network in networks]
 
 
 def _badness(solver: Solver, score: Score, label: Tensor, x: Tensor) -> Tensor:
     return score.badness(solver.probabilities(x), label)
 
 
-def find_method(method: str | Any) -> Any:
-    """A method by name (``METHODS``) with its default settings, or the settings themselves."""
-    if not isinstance(method, str):
-        return method
-    if method == "lp":
-        from ..solve.cutting import CuttingPlanes
-
-        return CuttingPlanes()
-    if method == "conic":
-        from ..solve.conic import Conic
-
-        return Conic()
-    known: dict[str, Any] = {"auto": Auto, "dual": Dual, "second-order": SecondOrder, "linear": Linear}
-    known["branch"] = Branch
-    if method not in known:
-        raise InvalidInput(f"unknown method {method!r}; choose {', '.join(METHODS[:-1])} or {METHODS[-1]}")
-    return known[method]()
-
-
-def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rounding: str) -> Solver:
+def find_solver(networks: Sequence[Network | Graph], method: Any, bound: str, separate: bool, rounding: str) -> Solver:
     """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
-    listed = as_list(networks)
-    if not listed:
+    if not networks:
         raise ModelError("an ensemble needs at least one network")
-    labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(listed)]
-    graphs = [(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in listed]
+    labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(networks)]
+    graphs = [(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in networks]
     softmax = parse_bounds(bound)
     if isinstance(method, Branch):
         if separate:
@@ -284,21 +267,19 @@ def find_solver(networks: Networks, method: Any, bound: str, separate: bool, rou
     return ByWalks(whole.alone if separate else (whole,), replace(method, rounding=rounding))
 
 
-def check_inputs(x: Any, y: Any, classes: int, networks: Networks) -> tuple[Tensor, Tensor]:
+def check_inputs(x: Any, y: Any, classes: int, networks: Sequence[Network | Graph]) -> tuple[Tensor, Tensor]:
     """Inputs ``[B, *shape]`` and labels ``[B]`` as tensors; InvalidInput where the networks cannot take them."""
-    x = torch.as_tensor(x, dtype=torch.float64)
+    for network in networks:
+        refuse_fixed_batch(network)
+    fronts = [network.front if isinstance(network, Network) else None for network in networks]
+    if len({front and front.model for front in fronts}) > 1:
+        raise InvalidInput("the networks of an ensemble are perturbed at one tensor; theirs are computed differently")
     y = torch.as_tensor(y)
-    first = networks if isinstance(networks, Network | Graph) else networks[0]
-    shape = first.input_shape
-    size = torch.Size(shape).numel()
-    if x.ndim < 1 or len(x) == 0 or x[0].numel() != size:
-        raise InvalidInput(f"x has shape {tuple(x.shape)}; [instances, *{shape}] is what the networks take")
-    if not x.isfinite().all():
-        raise InvalidInput("x has an entry that is not a finite number")
+    x = fit_inputs(networks[0], x, len(y) if y.ndim else None)
     if y.shape != (len(x),) or y.is_floating_point() or y.dtype == torch.bool:
         raise InvalidInput(f"y must hold one whole-number label per instance, got {y.dtype} of shape {tuple(y.shape)}")
     if len(bad := torch.nonzero((y < 0) | (y >= classes))):
         where = int(bad[0, 0])
         known = f"the networks have classes 0 to {classes - 1}"
         raise InvalidInput(f"label {int(y[where])} of instance {where} is out of range; {known}")
-    return x.reshape(len(x), *shape), y.long()
+    return x, y.long()

@@ -21,9 +21,9 @@ from ..propagate import softmax as softmaxes
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Linear, SecondOrder
 from ..propagate.optimize import optimized_lower, with_better_differences
-from ..propagate.perturbation import Region
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
 from ..propagate.second_order.sums import sum_of
+from ..regions import Region
 from ..solve.solution import Solution, simplex_bound
 from .ensemble import Ensemble
 
@@ -142,7 +142,8 @@ class SecondOrderWalks(Walks):
     """Linear walks with second order for differences of logits and for rows.
 
     ``second``: for every ensemble its networks, None where there are no affine forms for a network or region and the
-    linear bounds stand; ``note``: what of the method could not be used.
+    linear bounds stand; ``pairs [B, K, K]``: the differences of logits that were bounded first; ``note``: what of the
+    method could not be used.
     """
 
     def __init__(
@@ -151,10 +152,11 @@ class SecondOrderWalks(Walks):
         bounds: Sequence[LinearBounds],
         second: Sequence[Sequence[SecondOrderBounds | None]],
         method: SecondOrder,
+        pairs: Tensor,
         note: str,
     ) -> None:
         super().__init__(first.ensembles, bounds, first.method, first.worst)
-        self.second, self.second_order, self.note = second, method, note
+        self.second, self.second_order, self.pairs, self.note = second, method, pairs, note
 
     @staticmethod
     def after(first: Walks, method: SecondOrder, classes: Tensor) -> SecondOrderWalks:
@@ -186,11 +188,12 @@ class SecondOrderWalks(Walks):
                 members.append(second.knowing(_touching(member, second.bounds, first.worst).knowledge))
             seconds.append(members)
             found.append(_touching(ensemble, bounds, first.worst))
-        return SecondOrderWalks(first, found, seconds, method, note)
+        return SecondOrderWalks(first, found, seconds, method, pairs, note)
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
         found = super().solve(coefficients, instances)
-        return replace(found, notes=dict.fromkeys(range(len(instances)), self.note)) if self.note else found
+        notes = dict.fromkeys(range(len(instances)), self.note) if self.note else {}
+        return replace(found, notes=notes, certificate={"pairs": self.pairs[instances]})
 
     def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
         low = super()._lower(number, rows, instances)

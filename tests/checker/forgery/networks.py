@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 from ...formats.onnx_models import Builder
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from softhull.checker import balls, check, forms, network, positions, quadratic, replay, scores, softmax
+from softhull.checker import balls, cells, check, forms, network, positions, quadratic, replay, scores, softmax
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Planted:
         exec(compile(source.replace(self.old, self.new), f"<{self.what}>", "exec"), vars(module), made)
         patch.setattr(self.owner, self.name, made[self.name])
         if self.owner is module:  # others may have imported it by name
-            for other in (balls, check, forms, network, quadratic, replay, scores, softmax):
+            for other in (balls, cells, check, forms, network, quadratic, replay, scores, softmax):
                 if getattr(other, self.name, None) is function:
                     patch.setattr(other, self.name, made[self.name])
 
@@ -64,7 +64,7 @@ PLANTED = [
         "if False:",
         ("imports",),
     ),
-    P("one class has scores", scores, "score_bound", "K < 2 or", "", ("leaky",)),
+    P("one class has scores", scores, "proved_of_mean", "K < 2 or", "", ("leaky",)),
     # Ranges and references
     P(
         "any share is a share",
@@ -105,6 +105,8 @@ PLANTED = [
     P("half the cost of multipliers", quadratic.Noise, "cost", "d.sum() if", "d.sum() / 2 if", ("product", "shared")),
     P("parallel planes without error", forms.Forms, "learn_softmax", "(high - low) / 2", "0 * (high - low)",
       ("weighted", "attention")),
-    P("the sum for the mean", scores, "score_bound", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
+    P("the word of a quadratic", cells, "below", "if least >= value:", "if True:", ("attention",)),
+    P("the origin of a fit forgotten", K, "_fitted", " + (pull * origin[r]).sum()", "", ("attention", "weighted")),
+    P("the sum for the mean", scores, "proved_of_mean", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
       ("ensemble",)),
 ]  # fmt: skip

@@ -138,7 +138,7 @@ def kinds(step: Any) -> Iterator[str]:
     yield str(step.get("claim"))
     rules = step.get("rules")
     for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
-        for key in ("slope", "planes", "functions", "split", "multipliers", "below"):
+        for key in ("fit", "slope", "planes", "functions", "split", "multipliers", "below"):
             if key in rule:
                 yield f"rule {key}"
                 break
@@ -254,7 +254,7 @@ class Hunt:
             step = header["steps"][number]
             self.tally.changed.update(kinds(step))
             claims = self._learned(states[number + 1], step) or self.truth.claims(pool, step, arrays)
-            if claims is not None:
+            if claims is not None and claims.tensor in pool.floats:
                 gap = pool.gap(claims)
                 self._note(pool.breaks(claims), f"step {number}", certificate)
         if accepted:

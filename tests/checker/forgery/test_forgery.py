@@ -23,9 +23,10 @@ from .writer import norm_of
 
 COUNT = int(os.environ.get("SOFTHULL_FORGERIES", "20000"))
 SEED = int(os.environ.get("SOFTHULL_SEED", "0"))
+SEEDS = 4  # a planted error is looked for from
 
 CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits"}
-RULES = {f"rule {key}" for key in ("slope", "planes", "functions", "split", "multipliers", "below")}
+RULES = {f"rule {key}" for key in ("slope", "planes", "functions", "split", "multipliers", "below", "fit")}
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +64,20 @@ def test_no_false_statement_is_accepted(all_instances: list[Instance], tmp_path:
 def test_planted_errors_are_found(
     planted: Planted, all_instances: list[Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The search of the first test, stopped where it finds something."""
+    """The search of the first test, stopped where it finds something; it is a matter of luck, so from some seeds."""
     planted.plant(monkeypatch)
     budgets = dict(zip((i.name for i in all_instances), shares(all_instances, 20000)))
-    hunts: dict[str, Hunt] = {}
-    for start in range(0, max(budgets.values()), 50):
-        for instance in all_instances:
-            if instance.name.split()[0] not in planted.families or start >= budgets[instance.name]:
-                continue
-            if instance.name not in hunts:
-                hunts[instance.name] = Hunt(instance, SEED)
-            if false := hunts[instance.name].run(50).false:
-                print(f"after {sum(hunt.tally.forgeries for hunt in hunts.values())}: {false[0]}")
-                return
+    for seed in range(SEED, SEED + SEEDS):
+        hunts: dict[str, Hunt] = {}
+        for start in range(0, max(budgets.values()), 50):
+            for instance in all_instances:
+                if instance.name.split()[0] not in planted.families or start >= budgets[instance.name]:
+                    continue
+                if instance.name not in hunts:
+                    hunts[instance.name] = Hunt(instance, seed)
+                if false := hunts[instance.name].run(50).false:
+                    print(f"seed {seed}, after {sum(hunt.tally.forgeries for hunt in hunts.values())}: {false[0]}")
+                    return
     pytest.fail("not found")
 
 

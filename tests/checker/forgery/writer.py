@@ -43,6 +43,7 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
     logits = pool.floats["0::logits"][0]
     label = int(logits.argmax()) if len(logits) > 1 else int(logits[0] > 0)
     region = instance.region
+    products = any(isinstance(node, Product) for node in parsed.nodes)
     if len(logits) > 1:
         yield margins(instance, label, rivals=[])
     if len(instance.models) == 1:
@@ -50,17 +51,18 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
             yield class_certificate(instance.paths[0], instance.x, label, region)
         if len(logits) > 1:
             yield margins(instance, label, [k for k in range(len(logits)) if k != label])
-    products = any(isinstance(node, Product) for node in parsed.nodes)
+        if products and any(isinstance(parsed.nodes[i], Softmax) for i in parsed.before([parsed.logits[0].node])):
+            yield margins(instance, label, [k for k in range(len(logits)) if k != label][:1], fitted=True)
     if len(logits) > 1 and (products or len(instance.models) > 1):
         names = list(SCORES) if products and region.eps < 1e-3 else ["nll"]
-        networks = [load_onnx(path) for path in instance.paths] if len(instance.models) > 1 else []
+        networks = [load_onnx(path) for path in instance.paths]
         for score in names:
             with suppress(NoProof):  # softmax rows of one entry leave a contracted product without functions
                 yield score_certificate(instance.paths, networks, instance.x, label, region, score)
 
 
 @exactly
-def margins(instance: Instance, label: int, rivals: list[int]) -> Certificate:
+def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = False) -> Certificate:
     """Margins as contracted products and second order prove them, positive or not; the score is easy to prove."""
     proof = Proof(list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
     view = proof.networks.logits[0]
@@ -72,6 +74,8 @@ def margins(instance: Instance, label: int, rivals: list[int]) -> Certificate:
         second_order = SecondOrder(proof, [view])
         for rival in rivals:
             second_order.lead(view, label, rival)
+        if fitted:
+            second_order.lead(view, label, rivals[-1], fitted)
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
 
 
@@ -367,6 +371,8 @@ class Writer:
             return {"slope": self._shares(node.size)}
         if isinstance(node, Softmax):
             R, K = node.rows.shape
+            if split and K > 1 and self.rng.random() < 0.4:
+                return self._fit(R, K)
             rule: Step = {"planes": self._step_of(draft, number, "planes", index)}
             rule["multiplier"] = self._pick([np.zeros((1, R)), self.rng.standard_normal((1, R))])
             for side in ("below", "above"):
@@ -387,6 +393,14 @@ class Writer:
         rule = {"keep": keep, "functions": steps, "weight": self._shares(1, kept.size)}
         rule["rows"] = self.rng.integers(0, most, (wanted, kept.size))
         return rule | self._reference(node, keep)
+
+    def _fit(self, R: int, K: int) -> Step:
+        """Quadratics of rows; some are as high as the rows themselves."""
+        slope = self._pick([0.1, 1.0]) * self.rng.normal(size=(R, K - 1))
+        bent = self._pick([0.0, 0.0, 0.1, 1.0]) * self.rng.normal(size=(R, K - 1, K - 1))
+        value = self.rng.uniform(-1.5, 1, R) if self.rng.random() < 0.7 else np.full(R, -5.0)
+        origin = self._pick([0.0, 1.0]) * self.rng.normal(size=(R, K - 1))
+        return {"fit": self.rng.integers(0, K, R), "origin": origin, "slope": slope, "matrix": bent, "value": value}
 
     def _reference(self, node: Product, side: int) -> Step:
         view = (node.x, node.y)[side]

@@ -113,10 +113,12 @@ def _compare_one(seed: int, case: Sample, folder: str, tally: Tally) -> None:
 
 
 def _evaluated(networks: Networks, x: np.ndarray, folder: str) -> np.ndarray:
-    """The output itself: the final softmax that the checker takes off is part of it."""
+    """The output itself: the final softmax that the checker takes off is part of it, and so is its logarithm."""
     model = onnx.load(f"{folder}/model.onnx")
     view = networks.tensors[f"0:{model.graph.output[0].name}"]
-    return view.index.of(values(networks, x)[view.node]).ravel()
+    found = view.index.of(values(networks, x)[view.node]).ravel()
+    last = next(node for node in model.graph.node if model.graph.output[0].name in node.output)
+    return np.log(found) if last.op_type == "LogSoftmax" else found
 
 
 def _replay(case: Sample) -> np.ndarray:

@@ -139,9 +139,9 @@ def _sum(w: Writer, x: str, shape: tuple[int, ...]) -> str:
 
 @_odd("Pow", shapes=VECTORS)
 def _pow(w: Writer, x: str, shape: tuple[int, ...]) -> str:
-    power = w.pick(2.0, 2.0, 1.0, 0.5, -0.5, -1.0)
+    power = w.pick(3.0, 2.0, 2.0, 1.0, 0.5, -0.5, -1.0)
     base = x if power > 0.5 else w.op("Exp", w.op("Neg", x))
-    kind = w.pick(None, None, np.int64) if power in (1.0, 2.0) else None
+    kind = w.pick(None, None, np.int64) if power in (1.0, 2.0, 3.0) else None
     return str(w.op("Pow", base, w.const(np.full(w.pick((), (1,), _fitting(w, shape)), power), kind)))
 
 
@@ -150,7 +150,7 @@ def _limit(kind: str) -> Odd:
         constant = w.const(
             np.full(w.pick((), (1,), (1,) * (len(shape) + 1), (1, 1), _fitting(w, shape)), w.pick(2.0, 0))
         )
-        both = [x, constant] if w.rng.random() < 0.9 else [x]
+        both = w.pick([x, constant], [x, constant], [x, w.op("Sub", w.const(7.0), x)], [x])
         return str(w.op(kind, *w.rng.permutation(both)))
 
     return make
@@ -190,9 +190,19 @@ def _of_positive(kind: str) -> Odd:
     return lambda w, x, shape: str(w.op(kind, w.op("Add", w.op("Exp", w.op("Neg", x)), w.const(0.5))))
 
 
+def _both_signs(kind: str, *names: str) -> Odd:
+    def make(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+        moved = w.op("Sub", x, w.const(w.pick(1.0, 3.0, 6.0)))
+        return str(w.op(kind, moved, **w.maybe(**{name: w.pick(0.5, 1.0, 1.7) for name in names})))
+
+    return make
+
+
 _each(
     VECTORS,
     **{kind: _plain(kind) for kind in ("Identity", "Neg", "Relu", "Sigmoid", "Tanh", "Erf")},
+    **{kind: _both_signs(kind) for kind in ("Abs", "Softplus", "Softsign", "Mish", "HardSwish")},
+    **{kind: _both_signs(kind, "alpha") for kind in ("Elu", "Selu", "Celu", "HardSigmoid", "Swish")},
     **{kind: _of_positive(kind) for kind in ("Log", "Sqrt", "Reciprocal")},
     Exp=lambda w, x, shape: str(w.op("Exp", w.op("Mul", x, w.const(w.pick(0.5, -0.5))))),
     LeakyRelu=lambda w, x, shape: str(w.op("LeakyRelu", w.op("Neg", x), **w.maybe(alpha=w.pick(0.1, 0.3, -0.5, 2.0)))),
@@ -292,6 +302,126 @@ def _average_pool(w: Writer, x: str, shape: tuple[int, ...]) -> str:
 _each((*IMAGES, (2, 3)), GlobalAveragePool=_plain("GlobalAveragePool"))
 
 
+@_odd("MaxPool", shapes=IMAGES)
+def _max_pool(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    axes = len(shape) - 2
+    kernel = [int(k) for k in w.rng.integers(1, 4, size=axes)]
+    settings = _window(w, axes, kernel, w.opset >= 10)
+    if w.opset >= 10:
+        settings |= w.maybe(ceil_mode=w.pick(0, 1))
+    return str(w.op("MaxPool", x, kernel_shape=kernel, **settings))
+
+
+@_odd("ConvTranspose", shapes=IMAGES)
+def _conv_transpose(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    axes = len(shape) - 2
+    kernel = [int(k) for k in w.rng.integers(1, 4, size=axes)]
+    strides = [int(k) for k in w.rng.integers(1, 4, size=axes)]
+    settings: dict[str, Any] = w.maybe(strides=strides, kernel_shape=kernel)
+    settings |= w.maybe(pads=[int(p) for p in w.rng.integers(0, 2, size=2 * axes)])
+    settings |= w.maybe(dilations=[int(p) for p in w.rng.integers(1, 3, size=axes)])
+    if "strides" in settings and w.rng.random() < 0.5:
+        settings["output_padding"] = [int(w.rng.integers(0, stride)) for stride in strides]
+    group = w.pick(1, shape[1])
+    settings |= {"group": group} if group > 1 else {}
+    bias = [w.normal(2 * group)] if w.rng.random() < 0.5 else []
+    return str(w.op("ConvTranspose", x, w.normal(shape[1], 2, *kernel), *bias, **settings))
+
+
+_each((*IMAGES, (2, 3)), GlobalMaxPool=_plain("GlobalMaxPool"))
+
+
+@_odd("Pad", shapes=CUBES)
+def _pad(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    pads = [int(p) for p in w.rng.integers(0, 3, size=6)]
+    mode = w.maybe(mode=w.pick("constant", "edge", "reflect"))
+    if w.opset < 11:
+        return str(w.op("Pad", x, pads=pads, **mode, **w.maybe(value=1.5)))
+    more = [w.const(1.5)] if w.rng.random() < 0.5 else []
+    return str(w.op("Pad", x, w.ints(*pads), *more, **mode))
+
+
+_each(
+    CUBES,
+    Tile=lambda w, x, shape: str(w.op("Tile", x, w.ints(*(int(n) for n in w.rng.integers(1, 3, size=3))))),
+    GatherND=lambda w, x, shape: str(
+        w.op("GatherND", x, w.const(w.rng.integers(-1, 1, size=w.pick((2, 3), (1, 2), (2, 2, 1))), np.int64))
+    ),
+    Mean=lambda w, x, shape: str(w.op("Mean", x, *w.pick([], [w.normal(*shape)], [w.op("Neg", x), x]))),
+    PRelu=lambda w, x, shape: str(
+        w.op("PRelu", w.op("Sub", x, w.const(3.0)), w.normal(*w.pick((), (1,), (shape[2],), (shape[1], 1), shape)))
+    ),
+    IsNaN=lambda w, x, shape: _guarded(w, x, shape),
+)
+
+
+@_odd("LogSoftmax", shapes=(*CUBES, (1, 4), (4,)))
+def _log_softmax(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    axis = int(w.rng.integers(-len(shape), len(shape)))
+    return str(w.op("LogSoftmax", w.op("Mul", x, w.normal(*shape)), **w.maybe(axis=axis)))
+
+
+def _guarded(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    """A masked softmax, in some rows completely, with a guard behind it as exporters write it."""
+    mask = np.where(w.rng.random(shape) < 0.5, w.pick(-np.inf, -1e9, -1e4), 0.0)
+    if w.rng.random() < 0.5:
+        logits = w.op("Add", x, w.const(mask))
+    else:
+        logits = w.op("Where", w.const(mask == 0, np.bool_), x, w.const(mask.min() if (mask < 0).any() else -1e9))
+    p = w.op("Softmax", logits, axis=-1)
+    return str(w.op("Where", w.op("IsNaN", p), w.const(0.0), p))
+
+
+@_odd("DepthToSpace", shapes=((1, 4, 2, 1), (2, 8, 1, 2)))
+def _depth_to_space(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    mode = w.maybe(mode=w.pick("DCR", "CRD")) if w.opset >= 11 else {}
+    return str(w.op("DepthToSpace", x, blocksize=2, **mode))
+
+
+_each(((1, 1, 2, 4), (2, 2, 2, 2)), SpaceToDepth=lambda w, x, shape: str(w.op("SpaceToDepth", x, blocksize=2)))
+
+
+@_odd("Resize", shapes=((1, 1, 3, 2), (1, 2, 2, 4)))
+def _resize(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    settings = w.maybe(
+        mode=w.pick("nearest", "linear"),
+        coordinate_transformation_mode=w.pick("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"),
+        nearest_mode=w.pick("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"),
+    )
+    nothing = w.const(np.zeros(0)) if w.opset < 13 else ""
+    if w.rng.random() < 0.5:
+        return str(w.op("Resize", x, nothing, w.const(w.pick([1, 1, 2, 2], [1, 1, 2, 0.5]), np.float32), **settings))
+    scales = w.const(np.zeros(0), np.float32) if w.opset < 13 else ""
+    return str(w.op("Resize", x, nothing, scales, w.ints(*shape[:2], *w.pick((4, 4), (6, 2), (2, 3))), **settings))
+
+
+@_odd("InstanceNormalization", "GroupNormalization", "RMSNormalization", shapes=((1, 4, 3), (2, 2, 2, 2)))
+def _normalised(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    kind = w.pick("InstanceNormalization", *(("GroupNormalization",) if w.opset >= 21 else ()))
+    moved, settings = w.op("Mul", x, w.normal(*shape)), w.maybe(epsilon=w.pick(1e-5, 0.1))
+    if w.opset >= 23 and w.rng.random() < 0.5:
+        return str(w.op("RMSNormalization", moved, w.normal(shape[-1]), **settings))
+    groups = {"num_groups": 2} if kind == "GroupNormalization" else {}
+    return str(w.op(kind, moved, w.normal(shape[1]), w.normal(shape[1]), **settings, **groups))
+
+
+@_odd("Attention", shapes=((1, 2, 3, 4), (1, 3, 4)))
+def _attention(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    y = w.op("Mul", x, w.normal(*shape))
+    tokens = shape[-2]
+    heads = {"q_num_heads": 2, "kv_num_heads": 2} if len(shape) == 3 else {}
+    mask = np.tril(np.ones((tokens, tokens), dtype=bool))
+    more = w.pick([], [w.const(mask, np.bool_)], [w.const(np.where(mask, 0.0, -1e9))])
+    return str(w.op("Attention", y, x, y, *more, **w.maybe(is_causal=w.pick(0, 1), scale=0.3), **heads))
+
+
+@_odd("RotaryEmbedding", shapes=((1, 2, 3, 4), (1, 3, 4)))
+def _rotary(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    heads = {"num_heads": 1} if len(shape) == 3 else {}
+    tables = [w.normal(1, shape[-2], 2) for _ in range(2)]
+    return str(w.op("RotaryEmbedding", x, *tables, **w.maybe(interleaved=w.pick(0, 1)), **heads))
+
+
 @_odd("BatchNormalization", shapes=((1, 2, 3), (2, 3), (1, 2, 2, 2)))
 def _batch_norm(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     constants = [w.normal(shape[1]) for _ in range(3)]
@@ -332,9 +462,11 @@ def _reduce(kind: str, axes_as_input: int) -> Odd:
         else:
             inputs = [x]
             settings |= w.maybe(axes=axes) if axes else {}
-        if kind != "ReduceMax":
+        if kind in ("ReduceL2", "ReduceLogSumExp"):
+            inputs[0] = w.op("Add", x, w.const(0.5))
+        if kind != "ReduceMax" or w.rng.random() < 0.5:
             return str(w.op(kind, *inputs, **settings))
-        # A maximum is known as the shift of a softmax written out.
+        # The shift of a softmax written out.
         axis = len(shape) - 1
         where = [w.ints(axis)] if w.opset >= 18 else []
         named: dict[str, Any] = {} if w.opset >= 18 else {"axes": [axis]}
@@ -347,7 +479,14 @@ def _reduce(kind: str, axes_as_input: int) -> Odd:
 
 
 _each(
-    CUBES, ReduceSum=_reduce("ReduceSum", 13), ReduceMean=_reduce("ReduceMean", 18), ReduceMax=_reduce("ReduceMax", 18)
+    CUBES,
+    ReduceSum=_reduce("ReduceSum", 13),
+    **{
+        kind: _reduce(kind, 18)
+        for kind in (
+            *("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp"),
+        )
+    },
 )
 
 

@@ -13,10 +13,10 @@ from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import SecondOrder
-from softhull.propagate.perturbation import Perturbation
 from softhull.propagate.second_order.affine_form import Basis
 from softhull.propagate.second_order.forward import TENSORS, NoAffineForms
 from softhull.propagate.second_order.specification import SecondOrderBounds
+from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 from tests.graph.random_graphs import random_graph
@@ -114,6 +114,7 @@ def test_memory_of_linear_bounds_is_what_forms_go_by():
     assert SecondOrderBounds.of(small).forms.held() <= 32 * 4096
 
 
+@pytest.mark.filterwarnings("ignore::softhull.errors.InputWarning")  # the radius is meant to be large
 def test_records_say_what_could_not_be_used():
     rng = np.random.default_rng(4002)
     graph, perturbation = random_attention(rng, 2), Perturbation(5.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from softhull.formats.onnx import load_onnx
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 

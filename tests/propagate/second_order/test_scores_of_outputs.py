@@ -13,9 +13,9 @@ from softhull.propagate import softmax as softmaxes
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear, SecondOrder
 from softhull.propagate.optimize import optimized_lower
-from softhull.propagate.perturbation import Perturbation
 from softhull.propagate.second_order.specification import SecondOrderBounds, bound_quadratic
 from softhull.propagate.second_order.sums import sum_of
+from softhull.regions import Perturbation
 from softhull.verify.ensemble import join
 from tests.propagate.checks import points_of
 from tests.propagate.networks import random_attention

@@ -12,9 +12,9 @@ import torch
 from softhull.errors import DomainError
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import SecondOrder
-from softhull.propagate.perturbation import Perturbation
 from softhull.propagate.second_order import specification
 from softhull.propagate.second_order.specification import SecondOrderBounds
+from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 from tests.graph.random_graphs import random_graph

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import NumberList, console, with_progress, write_json
+from ..options import NumberList, console, threads_option, use_threads, with_progress, write_json
 
 if TYPE_CHECKING:
     from ...paper.attention import AttentionStudy, Experiment
@@ -31,7 +31,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--eps", "radii", type=NumberList(least=0), help="Radii, separated by commas; default: printed."),
         click.option("--optimize", type=click.IntRange(min=1), default=20, show_default=True, help="Gradient steps."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
-        click.option("--threads", type=click.IntRange(min=1), help="Processor threads."),
+        threads_option,
         click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows to this CSV file."),
         click.option(
             "--json",
@@ -80,18 +80,16 @@ def show_table(
     radii: tuple[float, ...] | None,
     optimize: int,
     seed: int,
-    threads: int | None,
+    threads: int,
     out: Path | None,
     json_out: str | None,
 ) -> None:
     """Compute and print one table; after Ctrl-C what was done so far."""
-    import torch
 
     from ...formats.datasets import load_dataset
     from ...paper.attention import AttentionStudy, load_networks
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     if data is None:
         data = artifact / experiment.data if artifact is not None else None
         if data is None or not data.is_file():

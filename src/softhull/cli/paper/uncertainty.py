@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..options import console, with_progress
+from ..options import console, threads_option, use_threads, with_progress
 
 
 @click.command("uncertainty", short_help="Section 7.1: certified scores of ensembles.")
@@ -25,7 +25,7 @@ from ..options import console, with_progress
 @click.option("--images", type=click.IntRange(min=1), default=100, show_default=True, help="How many, from the first.")
 @click.option("--separate", is_flag=True, help="The appendix's relaxation: every network has its own input.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for CSV files.")
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
+@threads_option
 def command(
     artifact: Path,
     dataset: str,
@@ -33,7 +33,7 @@ def command(
     images: int,
     separate: bool,
     out: Path | None,
-    threads: int | None,
+    threads: int,
 ) -> None:
     """Section 7.1 and its appendix: worst negative log-likelihood and Brier score of deep ensembles.
 
@@ -45,15 +45,13 @@ def command(
     Example
       softhull paper uncertainty --artifact artifact --dataset mnist --images 20
     """
-    import torch
 
     from ...formats.datasets import load_dataset
     from ...formats.onnx import load_onnx
     from ...paper.uncertainty import UncertaintyTable, data_file, ensemble_files
     from ...report.score_tables import score_table, seconds_table
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     networks = [load_onnx(path) for path in ensemble_files(artifact, dataset)]
     inputs = load_dataset(data or data_file(artifact, dataset))
     if images > len(inputs):

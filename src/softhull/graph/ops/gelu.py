@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..curves import Curve, Segment, segment
-from ..operator import Interval
-
-
-class _Valley(Curve):
-    """A function that falls to one minimum and rises: concave, convex on ``[-bend, bend]``, concave."""
-
-    @abstractmethod
-    def bend(self) -> float:
-        """Where the curvature changes sign."""
-
-    @abstractmethod
-    def valley(self) -> tuple[float, float, float]:
-        """An interval around the minimum and a number just below it."""
-
-    def interval(self, *inputs: Interval) -> Interval:
-        lower, upper = inputs[0]
-        left, right, depth = self.valley()
-        least = torch.minimum(*(self.at_least(end, self.value(end)) for end in (lower, upper)))
-        most = torch.maximum(*(self.at_most(end, self.value(end)) for end in (lower, upper)))
-        return torch.where((lower <= right) & (upper >= left), least.clamp(max=depth), least), most
-
-    def convex(self, lower: Tensor, upper: Tensor) -> Segment:
-        return segment(lower, -self.bend(), self.bend())
-
-    def concave(self, lower: Tensor, upper: Tensor) -> Segment:
-        # Of the two concave parts only one can touch a line from above: the right one rises everywhere,
-        # the left one falls everywhere, and a line over both rises.
-        bend = torch.full_like(lower, self.bend())
-        infinite = torch.full_like(lower, torch.inf)
-        right = upper > bend
-        return torch.where(right, bend, -infinite), torch.where(right, infinite, -bend)
+from ..curves import Valley
 
 
 @dataclass(frozen=True)
-class Gelu(_Valley):
+class Gelu(Valley):
     """``x/2 * (1 + erf(gain*x))``; the gelu of the literature has gain 1/sqrt(2).
 
     The gain is kept as it stands in the file, so that a constant rounded there is not replaced by another.
@@ -69,8 +38,8 @@ class Gelu(_Valley):
     def steepness(self, x: Tensor, slope: Tensor) -> Tensor:
         return slope.abs() + 1 + (self.gain * x).square()  # the factors of its terms, magnified by the tails
 
-    def bend(self) -> float:
-        return 1 / self.gain
+    def bends(self) -> tuple[float, float]:
+        return -1 / self.gain, 1 / self.gain
 
     def valley(self) -> tuple[float, float, float]:
         stretch = math.sqrt(0.5) / self.gain
@@ -78,13 +47,15 @@ class Gelu(_Valley):
 
 
 @dataclass(frozen=True)
-class TanhGelu(_Valley):
-    """``x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715*x**3)))``."""
+class TanhGelu(Valley):
+    """``x/2 * (1 + tanh(rate * (x + cubic*x**3)))`` with the two constants as they stand in the file."""
 
     name: ClassVar[str] = "TanhGelu"
+    rate: float = math.sqrt(2 / math.pi)
+    cubic: float = 0.044715
 
     def _argument(self, x: Tensor) -> Tensor:
-        return math.sqrt(8 / math.pi) * x * (1 + 0.044715 * x * x)
+        return 2 * self.rate * x * (1 + self.cubic * x * x)
 
     def value(self, *inputs: Tensor) -> Tensor:
         x = inputs[0]
@@ -92,7 +63,7 @@ class TanhGelu(_Valley):
 
     def derivative(self, x: Tensor) -> Tensor:
         y = self._argument(x)
-        rise = math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * x * x)
+        rise = 2 * self.rate * (1 + 3 * self.cubic * x * x)
         return torch.sigmoid(y) + x * rise * torch.sigmoid(y) * torch.sigmoid(-y)
 
     def rounding(self, x: Tensor, y: Tensor) -> Tensor:
@@ -102,8 +73,31 @@ class TanhGelu(_Valley):
     def steepness(self, x: Tensor, slope: Tensor) -> Tensor:
         return slope.abs() + 1 + x.square()  # the factors of its terms, magnified by the tails
 
-    def bend(self) -> float:
-        return 1.4185040087908284
+    def bends(self) -> tuple[float, float]:
+        bend = _turn(self.rate, self.cubic, 2, 0.5, 3.0)
+        return -bend, bend
 
     def valley(self) -> tuple[float, float, float]:
-        return -0.7524614221, -0.7524614220, -0.1700407506
+        at = _turn(self.rate, self.cubic, 1, -1.2, -0.4)
+        depth = at / (1 + math.exp(-2 * self.rate * at * (1 + self.cubic * at * at)))
+        return at - 1e-9, at + 1e-9, depth - 1e-12
+
+
+@lru_cache
+def _turn(rate: float, cubic: float, order: int, left: float, right: float) -> float:
+    """Where the derivative of this order changes its sign between two points, to the last digits."""
+
+    def derivative(x: float) -> float:
+        y = 2 * rate * x * (1 + cubic * x * x)
+        first, second = 2 * rate * (1 + 3 * cubic * x * x), 12 * rate * cubic * x
+        s = 1 / (1 + math.exp(-y))
+        bell = s * (1 - s)
+        if order == 1:
+            return s + x * first * bell
+        return bell * (2 * first + x * second + x * first * first * (1 - 2 * s))
+
+    rising = derivative(right) > 0
+    for _ in range(64):
+        middle = (left + right) / 2
+        left, right = (left, middle) if (derivative(middle) > 0) == rising else (middle, right)
+    return (left + right) / 2

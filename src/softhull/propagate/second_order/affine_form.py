@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...graph.rounding import share
-from ..perturbation import Region
+from ...regions import Region
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def centre_and_radius(region: Region) -> tuple[Tensor, Tensor]:
     else:
         centre = region.centre.to(region.lower.dtype)
         eps = torch.as_tensor(region.eps, dtype=centre.dtype, device=centre.device)
-        radius = eps.reshape(-1, *[1] * (centre.ndim - 1)).expand(centre.shape)
+        radius = (eps.reshape(-1, *[1] * (centre.ndim - 1)) * region.unit).expand(centre.shape)
     slack = share(4, centre.dtype)
     if region.centre is None:
         return centre, radius * (1 + slack) + torch.where(radius > 0, slack * centre.abs(), 0.0)
@@ -183,4 +183,9 @@ def centre_and_radius(region: Region) -> tuple[Tensor, Tensor]:
     # was not rounded stays one.
     off = (slack * centre.abs()).flatten(1).sum(1).reshape(-1, *[1] * (centre.ndim - 1))
     rounded = (centre.double() != region.centre.double()).flatten(1).any(1).reshape(off.shape)
+    if region.reach is not None:
+        # In entries of several units the two parts do not add up to one ball: 15/16 of the noise is for the ball, 1/16
+        # for what the rounded centre is off by.
+        grown = radius * (1 + slack) * (16 / 15) + 16 * off
+        return centre, torch.where(rounded, grown, radius * (1 + slack) + torch.where(radius > 0, off, 0.0))
     return centre, radius * (1 + slack) + torch.where((radius > 0) | rounded, off, 0.0)

@@ -125,27 +125,28 @@ def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tens
     value = linear.new_full(linear.shape[:1], -math.inf)
     d = torch.full_like(linear, torch.nan)
     share = _FIRST_SHARE
-    while share < 4 and steps > 0:
-        active = (~value.isfinite()).nonzero()[:, 0]
+    left = torch.full_like(value, steps)  # for each on its own: what one needs must not depend on the others
+    while share < 4:
+        active = (~value.isfinite() & (left > 0)).nonzero()[:, 0]
         if not len(active):
             break
-        steps -= 1
+        left[active] -= 1
         tried = _levelled(_lifted(torch.maximum(start[active], share * scale[active])), ball)
         found = problem.take(active).certified(tried)
         good = found > -math.inf
         value[active[good]], d[active[good]] = found[good], tried[good]
         share *= 3
-    active = (value.isfinite() & ~(value > target) & ~hopeless).nonzero()[:, 0]
-    if steps > 0 and len(active):
-        tried = _ascend(problem.take(active), d[active], value[active], steps, target[active])
+    active = (value.isfinite() & ~(value > target) & ~hopeless & (left > 0)).nonzero()[:, 0]
+    if len(active):
+        tried = _ascend(problem.take(active), d[active], value[active], left[active], target[active])
         found = problem.take(active).certified(tried)
         better = found > value[active]
         value[active[better]], d[active[better]] = found[better], tried[better]
     return value, d
 
 
-def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: int, target: Tensor) -> Tensor:
-    """Better multipliers by fixed-point steps ``d <- d sqrt(x^2 + mu diag(M^-1))`` with shrinking ``mu``.
+def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, target: Tensor) -> Tensor:
+    """Better multipliers by ``steps [P]`` fixed-point steps ``d <- d sqrt(x^2 + mu diag(M^-1))`` with shrinking ``mu``.
 
     At the optimum ``x_i^2 = 1`` wherever ``d_i > 0``; the second term is that of a logarithmic barrier and keeps M
     definite. A step that leaves the cone is taken back half-way.
@@ -155,7 +156,7 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: int, target: 
     active = torch.arange(len(linear), device=linear.device)
     d = start
     weight = linear.new_full(linear.shape[:1], 0.1)
-    for _ in range(steps):
+    for taken in range(1, int(steps.max()) + 1):
         found = problem.take(active).solve(d)
         value = -(cost(d, ball) + (linear[active] * found.x).sum(-1) / 2)
         good = found.feasible & value.isfinite()
@@ -169,7 +170,8 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: int, target: 
         d = torch.where((good & moved.isfinite().all(-1))[:, None], moved, back)
         # A little more than the target, so that rounding does not lose it again.
         enough = target[active] + 1e-6 * (1 + target[active].abs())
-        open_ = (~(best_value[active] > enough) & d.isfinite().all(-1)).nonzero()[:, 0]
+        more = ~(best_value[active] > enough) & d.isfinite().all(-1) & (steps[active] > taken)
+        open_ = more.nonzero()[:, 0]
         active, d = active[open_], d[open_]
         if not len(active):
             break

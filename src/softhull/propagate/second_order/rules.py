@@ -5,6 +5,7 @@ Rules are registered by the class of the operator; an operator of one of these k
 
 from __future__ import annotations
 
+import math
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ...errors import SofthullError
-from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator
+from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator, Shape
+from ...graph.ops.log_sum_exp import LogSumExp
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import ulps
 from .affine_form import AffineForm
 from .elementwise import parallel_band
-from .probabilities import affine_probabilities, tangent_directions
+from .probabilities import AffineProbabilities, affine_probabilities, tangent_directions
 from .scores import ProductScores
 
 if TYPE_CHECKING:
@@ -148,19 +150,89 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
         return _constant_rows(forms, index)
     rows = scores.rows(forms.bounds.differences(index))
     forms.know_differences(index, rows)
-    directions = tangent_directions(scores.at)
-    affine = affine_probabilities(scores.at, rows.differences, directions, scores.reach)
+    at, differences = scores.at, rows.differences
+    if operator.mask is not None:
+        at, differences = _far_below(operator, node.shape, at, differences)
+    directions = tangent_directions(at)
+    affine = affine_probabilities(at, differences, directions, scores.reach)
+    leak = torch.zeros_like(at)
+    if operator.mask is not None:
+        affine = _leaking(operator, node.shape, affine, operator.leak(lower, upper))
+        leak = _by_rows(operator.leak(lower, upper), operator.axis).expand(at.shape)
     slope, (low, high) = scores.combined(affine.slope)
     value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
-    return _rows_to_form(forms, index, operator.axis, value, slope, error)
+    return _rows_to_form(forms, index, operator.axis, value, slope, error, leak)
 
 
-def _rows_to_form(forms: Forms, index: int, axis: int, value: Tensor, slope: Tensor, error: Tensor) -> AffineForm:
-    """``slope [B, rows, K, r]``; where a constant is closer than the affine function, the constant."""
+@affine_form.register(LogSumExp)
+def _(operator: LogSumExp, forms: Forms, index: int) -> AffineForm:
+    """Parallel to the plane above; the plane below says how far off it may be over the box of the logits."""
+    before = forms.graph.nodes[index].inputs[0]
+    form, (lower, upper) = forms.form(before), forms.bounds.interval(before)
+    planes, axes = operator.planes(lower, upper), tuple(axis + 1 for axis in operator.axes)
+    slope, tilt = planes.above, planes.below - planes.above
+    low = planes.below_offset + torch.minimum(tilt * lower, tilt * upper).sum(axes, keepdim=True)
+    centre = (slope * form.centre).sum(axes, keepdim=True)
+    cost = forms.share(2 * math.prod(lower.shape[1:]))
+    sizes = (slope.abs() * form.size(forms.basis) + tilt.abs() * torch.maximum(lower.abs(), upper.abs())).sum(
+        axes, keepdim=True
+    )
+    error = (slope.abs() * form.error).sum(axes, keepdim=True) + cost * (
+        sizes + planes.above_offset.abs() + planes.below_offset.abs()
+    )
+    radius = (planes.above_offset - low) / 2
+    moved = (slope[:, None] * form.slope).sum(tuple(axis + 1 for axis in axes), keepdim=True)
+    return forms.with_noise(centre + low + radius, moved, radius.clamp(min=0), error)
+
+
+_FAR = 1000.0  # exp(-_FAR) is 0 in every dtype: a logit that far below the others is not there
+
+
+def _by_rows(t: Tensor, axis: int) -> Tensor:
+    """``[B, *shape]`` as ``[B, rows, K]``, or with one number per row where the axis has size 1."""
+    t = t.movedim(axis + 1, -1)
+    return t.reshape(t.shape[0], -1, t.shape[-1])
+
+
+def _far_below(operator: Softmax, shape: Shape, at: Tensor, differences: Interval) -> tuple[Tensor, Interval]:
+    """Logits ``[B, rows, K]`` and their differences with the masked ones too low to count, in exact arithmetic, too."""
+    assert operator.masked is not None
+    masked = _by_rows(operator.masked.expand(1, *shape), operator.axis)
+    lowest = at.masked_fill(masked, torch.inf).amin(-1, keepdim=True)
+    at = torch.where(masked, lowest.nan_to_num(posinf=0.0) - _FAR, at)
+    one, other = masked[..., :, None], masked[..., None, :]
+    apart = torch.where(one & ~other, -_FAR, torch.where(other & ~one, _FAR, 0.0)).to(at)
+    low, high = (torch.where(one | other, apart, end) for end in differences)
+    return at, (low, high)
+
+
+def _leaking(operator: Softmax, shape: Shape, found: AffineProbabilities, leak: Tensor) -> AffineProbabilities:
+    """Probabilities of visible logits with what masked ones may take from them, and constants for the masked ones.
+
+    A row with one visible logit is constant, too: its probability is 1 less what leaks.
+    """
+    assert operator.masked is not None
+    masked = _by_rows(operator.masked.expand(1, *shape), operator.axis)
+    leak = _by_rows(leak, operator.axis)
+    constant = masked | ((~masked).sum(-1, keepdim=True) == 1)
+    value = torch.where(masked, 0.0, torch.where(constant, 1.0, found.value))
+    slope = found.slope.masked_fill(constant[..., :, None] | masked[..., None, :], 0.0)
+    error = torch.where(constant, 0.0, found.error + leak * (1 + ulps(4, leak.dtype)))
+    return AffineProbabilities(found.at, value, slope, error)
+
+
+def _rows_to_form(
+    forms: Forms, index: int, axis: int, value: Tensor, slope: Tensor, error: Tensor, leak: Tensor
+) -> AffineForm:
+    """``slope [B, rows, K, r]``; where a constant is closer than the affine function, the constant.
+
+    An error of 0 is that of a constant beside a mask, off by what leaks, which is worth no noise of its own.
+    """
+    known = error == 0
     node = forms.graph.nodes[index]
     moved = [s for i, s in enumerate(node.shape) if i != axis] + [node.shape[axis]]
     lower, upper = (end.movedim(axis + 1, -1).reshape(error.shape) for end in forms.bounds.interval(index))
-    flat = ~(error < (upper - lower) / 2)
+    flat = ~(error < (upper - lower) / 2) & ~known
     value = torch.where(flat, lower + (upper - lower) / 2, value)
     error = torch.where(flat, (upper - lower) / 2 + ulps(4, lower.dtype), error)  # probabilities are at most one
     slope = torch.where(flat[..., None], 0.0, slope)
@@ -169,9 +241,8 @@ def _rows_to_form(forms: Forms, index: int, axis: int, value: Tensor, slope: Ten
         return t.reshape(*t.shape[:-2], *moved).movedim(-1, axis - len(node.shape))
 
     forms.errors[index] = back(error)
-    return forms.with_noise(
-        back(value), back(slope.movedim(-1, 1)), forms.errors[index], torch.zeros_like(forms.errors[index])
-    )
+    beside = back(torch.where(known, leak, 0.0))
+    return forms.with_noise(back(value), back(slope.movedim(-1, 1)), forms.errors[index], beside)
 
 
 def _constant_rows(forms: Forms, index: int) -> AffineForm:

@@ -194,7 +194,7 @@ class _Collecting(LinearWalk):
             return zip(node.inputs, backs), shift - split.charge()
         if self.near is not None and index in self.forms.scores:
             assert isinstance(node.operator, Softmax)
-            if node.shape[node.operator.axis] - 1 in CELLS:
+            if node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None:
                 scores = self.forms.scores[index].take(self.instances)
                 fit = FittedRows(A[0], node.operator.axis, scores, self.bases[scores.basis].values(self.near))
                 self.fits.append(fit)
@@ -260,7 +260,10 @@ class _Split:
         inner = measured @ lines.mT
         squares = inner.diagonal(dim1=-2, dim2=-1)
         apart = (squares[..., :, None] + squares[..., None, :] - 2 * inner).clamp(min=0).sqrt()
-        price = (error.movedim(axis + 1, -1)[..., :, None] * apart).sum(-2)
+        error = error.movedim(axis + 1, -1)
+        price = (
+            (error[..., :, None] * apart).sum(-2).masked_fill(error == 0, math.inf)
+        )  # what is masked stands for none
         reference = price.argmin(-1, keepdim=True)  # [P, ..., 1]
         centre = self.centres[self.kept].movedim(axis + 1, -1)
         chosen = torch.zeros_like(centre, dtype=torch.bool).scatter(-1, reference, True)

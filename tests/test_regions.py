@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
 from softhull.errors import InvalidInput
-from softhull.propagate.perturbation import Perturbation
+from softhull.regions import Perturbation
 
 
 def _points(seed: int = 0) -> torch.Tensor:
@@ -126,3 +128,17 @@ def test_the_minimum_is_below_the_real_one():
         assert Fraction(float(region.minimum(C))) <= exact
         above += Fraction(float(region.minimum(C, outward=False))) > exact
     assert above
+
+
+def test_settings_tell_regions_apart():
+    """They are part of the key of a stored answer: equal for equal regions, and plain values for every kind."""
+    kinds = [
+        Perturbation(0.1),
+        Perturbation(np.array([0.1, 0.2])),
+        Perturbation(np.array([0.1, 0.3])),
+        Perturbation(lower=0.0, upper=np.array([0.5, 1.0])),
+        Perturbation(0.1, only=np.array([True, False])),
+        Perturbation(0.1, normalize=(np.array([0.5, 0.4]), 0.2)),
+    ]
+    found = [json.dumps(kind.settings(), sort_keys=True) for kind in kinds]
+    assert len(set(found)) == len(kinds)

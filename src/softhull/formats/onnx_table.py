@@ -1,0 +1,81 @@
+"""What becomes of every ONNX operator the importer reads: the table that ``softhull operators`` prints."""
+
+from __future__ import annotations
+
+from . import onnx as onnx  # registers all rules
+from .onnx_rules import RULES
+
+EXACT = "exact: affine in the input"
+LINES = "two lines per entry"
+RECTIFIERS = "rectifiers: two lines each"
+PLANES = "planes per product"
+SOFTMAX = "softmax bounds and planes; masks leave no trace"
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    EXACT: (
+        *("Add", "AveragePool", "BatchNormalization", "Cast", "Concat", "Conv", "ConvTranspose", "DepthToSpace"),
+        *("Dropout", "Expand", "Flatten", "Gather", "GatherND", "GlobalAveragePool", "Identity", "Mean", "Neg", "Pad"),
+        *("ReduceMean", "ReduceSum", "Reshape", "Resize", "RotaryEmbedding", "Shape", "Size", "Slice"),
+        *("SpaceToDepth", "Split", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where"),
+    ),
+    LINES: (
+        *("Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Pow"),
+        *("Reciprocal", "ReduceL2", "ReduceSumSquare", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt"),
+        *("Swish", "Tanh"),
+    ),
+    RECTIFIERS: ("Abs", "GlobalMaxPool", "Max", "MaxPool", "Min", "PRelu", "ReduceL1", "ReduceMax", "ReduceMin"),
+    PLANES: (
+        *("Div", "Einsum", "Gemm", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "MatMul"),
+        *("Mul", "RMSNormalization"),
+    ),
+    SOFTMAX: ("Attention", "IsNaN", "Softmax"),
+    "a plane below and one above": ("LogSoftmax", "ReduceLogSumExp"),
+}
+# What a relaxation says beside its kind.
+_NOTES = {
+    "Div": "exact by a constant",
+    "Mul": "exact by a constant; x sigmoid(x) is one curve",
+    "MatMul": "exact by a constant",
+    "Gemm": "exact by a constant",
+    "Einsum": "exact by a constant",
+    "Where": "constant conditions",
+    "IsNaN": "where(isnan(p), 0, p) behind a softmax p",
+    "Pow": "3, 2, 1, 0.5, -0.5, -1",
+    "Resize": "nearest, linear",
+    "Pad": "constant, edge, reflect",
+    "LogSoftmax": "exact for differences of its outputs",
+    "Attention": "no softcap, no cache",
+    "Clip": "constant limits",
+}
+# Why the checker does not read an operator that the importer reads.
+_UNCHECKED = {
+    "Attention": "export with opset 20, which writes it out",
+    "RotaryEmbedding": "export with opset 20, which writes it out",
+    "Resize": "its weights are computed, not read from the file",
+    "Swish": "export with opset 20, which writes it out",
+}
+
+
+def operators(checked: dict[str, list[tuple[int, int]]]) -> list[dict[str, str]]:
+    """One row per operator; ``checked`` are the operator sets in which the checker reads it, by name."""
+    kinds = {name: kind for kind, names in _KINDS.items() for name in names}
+    rows = []
+    for name in sorted(RULES):
+        ranges = ", ".join(f"{first}-{last}" for first, last in sorted(checked.get(name, [])))
+        rows.append(
+            {
+                "operator": name,
+                "versions": ", ".join(map(str, sorted(RULES[name].versions))),
+                "relaxation": kinds[name],
+                "note": _NOTES.get(name, ""),
+                "checker": f"opset {ranges}" if ranges else _UNCHECKED.get(name, "no"),
+            }
+        )
+    return rows
+
+
+def as_markdown(rows: list[dict[str, str]]) -> str:
+    """The table as the documentation holds it."""
+    lines = ["| operator | versions | relaxation | note | checker |", "|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,43 @@
+"""How walks pass a log-sum-exp: one plane below and one above every output."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..graph.ops.log_sum_exp import LogSumExp, Support
+from .free import Free
+from .rules import Backs, step
+
+if TYPE_CHECKING:
+    from .crown import LinearBounds
+
+
+@step.register(LogSumExp)
+def _(operator: LogSumExp, bounds: LinearBounds, index: int, A: Tensor, contract: bool, free: Free | None) -> Backs:
+    planes = bounds.knowledge.find("lines", index, lambda: _charged(operator, bounds, index))
+    rising = A >= 0
+    slope = torch.where(rising, planes.below, planes.above)
+    offset = torch.where(rising, planes.below_offset, planes.above_offset)
+    return (A * slope,), (A * offset).flatten(2).sum(-1)
+
+
+def _charged(operator: LogSumExp, bounds: LinearBounds, index: int) -> Support:
+    """Planes moved apart by what multiplying them with coefficients and adding up their offsets may cost."""
+    node = bounds.graph.nodes[index]
+    planes = operator.planes(*bounds.interval(node.inputs[0]))
+    if not bounds.outward:
+        return planes
+    axes = tuple(axis + 1 for axis in operator.axes)
+    size = bounds.sizes(node.inputs[0])
+    along, up = bounds.share(1), bounds.share(math.prod(node.shape))
+
+    def cost(slope: Tensor, offset: Tensor) -> Tensor:
+        return along * (slope.abs() * size).sum(axes, keepdim=True) + up * offset.abs()
+
+    below, above = cost(planes.below, planes.below_offset), cost(planes.above, planes.above_offset)
+    return replace(planes, below_offset=planes.below_offset - below, above_offset=planes.above_offset + above)

@@ -1,0 +1,27 @@
+"""Models of torch by the default settings of its exporter: read, bounded, sampled and attacked; some proved.
+
+All models, those of transformers and timm among them, with certificates and figures: ``make models``.
+"""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.models import BEGIN, END, MODELS, PAGE, measure, table
+
+TORCH = [name for name in MODELS if not name.startswith(("transformers", "timm")) and "4 layers" not in name]
+PROVED = {"dot-product attention, boolean mask", "LeNet", "U-Net", "recurrent cells, unrolled"}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_default_export_is_bounded_and_proved(name):
+    row = measure(name, certificate=name in PROVED, samples=100)
+    assert row["verdict"] == "certified"
+    assert row["gap"] <= 0.1
+    if name in PROVED:
+        assert row["certificate"].startswith("accepted")
+
+
+def test_the_documentation_has_a_row_for_every_model():
+    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert [name for name in MODELS if f"| {name} |" not in shown] == []
+    assert table([{"model": "m", "refused": "why"}]).endswith("| m | | not run: why | | | | | |")
