@@ -231,10 +231,11 @@ def test_a_store_in_python_keeps_its_answers(network: Any, digits: Any, tmp_path
 
 def test_a_timeout_is_for_each_instance_and_a_budget_for_all(network: Any, digits: Any) -> None:
     for limit in ("timeout", "budget"):
-        late = softhull.verify_robustness(network, digits.x[:3], digits.y[:3], EPS, **{limit: 0})
+        none: dict[str, Any] = {limit: 0}
+        late = softhull.verify_robustness(network, digits.x[:3], digits.y[:3], EPS, **none)
         assert {record.verdict for record in late} <= {softhull.Verdict.UNKNOWN, softhull.Verdict.MISCLASSIFIED}
         with pytest.raises(softhull.InvalidInput, match=f"{limit} must be a number of seconds"):
-            softhull.verify_robustness(network, digits.x[:3], digits.y[:3], EPS, **{limit: -1})
+            softhull.verify_robustness(network, digits.x[:3], digits.y[:3], EPS, **none | {limit: -1})
 
 
 def test_instances_that_are_worked_on_together_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
