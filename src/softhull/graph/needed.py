@@ -28,6 +28,7 @@ from .ops.gather import Gather
 from .ops.linear import Linear
 from .ops.log_sum_exp import LogSumExp
 from .ops.matmul import MatMul
+from .ops.normalize import InverseDeviation, Normalized
 from .ops.product import Product
 from .ops.reshape import Reshape
 from .ops.scale import Scale
@@ -288,6 +289,13 @@ def _(operator: Product, part: Part, shape: Shape, *shapes: Shape) -> Piece:
     return _simple(Product(_shape(left), _shape(right)), part, left, right)
 
 
+@restrict.register
+def _(operator: Normalized, part: Part, shape: Shape, *shapes: Shape) -> Piece:
+    rows = _along_all(part, shape, operator.axes)
+    other = _stretched(rows, shapes[1])
+    return _simple(replace(operator, left=_shape(rows), right=_shape(other)), rows, rows, other)
+
+
 def _shape(part: Part) -> Shape:
     return tuple(map(len, part))
 
@@ -307,7 +315,8 @@ def _(operator: Centre, part: Part, shape: Shape, *shapes: Shape) -> Piece:
 
 @restrict.register(Sum)
 @restrict.register(LogSumExp)
-def _(operator: Sum | LogSumExp, part: Part, shape: Shape, *shapes: Shape) -> Piece:
+@restrict.register(InverseDeviation)
+def _(operator: Sum | LogSumExp | InverseDeviation, part: Part, shape: Shape, *shapes: Shape) -> Piece:
     return _simple(operator, part, _along_all(part, shapes[0], operator.axes))
 
 

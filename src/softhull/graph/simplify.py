@@ -8,6 +8,7 @@ joined network would be another function.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,7 @@ from .ops.gelu import Gelu, TanhGelu
 from .ops.guard import Guard
 from .ops.linear import Linear
 from .ops.matmul import MatMul
+from .ops.normalize import InverseDeviation, Normalized
 from .ops.product import Product
 from .ops.reciprocal import Reciprocal
 from .ops.reshape import Reshape
@@ -379,6 +381,34 @@ def _centre(view: View, node: Node) -> list[Step] | None:
     return [Step(Centre(axes), (x,))] if mean.operator.divisor == count else None
 
 
+def _normalized(view: View, node: Node) -> list[Step] | None:
+    """``z / sqrt(mean(z^2) + epsilon)``, which knows more of itself than its five operators do."""
+    if type(node.operator) is not Product:
+        return None
+    for x, inverse in (node.inputs, node.inputs[::-1]):
+        chain = [view.node(inverse)]
+        for kind in (Rsqrt, Scale, Sum, Square):
+            last = chain[-1]
+            if last is None or not isinstance(last.operator, kind):
+                break
+            chain.append(view.node(last.inputs[0]))
+        else:
+            root, steadied, mean, square = (part for part in chain[:4] if part is not None)
+            assert isinstance(steadied.operator, Scale)
+            assert isinstance(mean.operator, Sum)
+            axes, epsilon = mean.operator.axes, _number(steadied.operator.shift)
+            shape = view.graph.shape_of(x)
+            if square.inputs != (x,) or math.prod(shape[axis] for axis in axes) != mean.operator.divisor:
+                continue
+            if epsilon is None or not 0 < epsilon < math.inf or not _is(steadied.operator.factor, 1):
+                continue
+            return [
+                Step(InverseDeviation(axes, epsilon), (x,)),
+                Step(Normalized(shape, root.shape, axes, epsilon), (x, PREVIOUS)),
+            ]
+    return None
+
+
 def _softmax(view: View, node: Node) -> list[Step] | None:
     """``exp(x) / sum(exp(x))``."""
     if not isinstance(node.operator, Product):
@@ -521,6 +551,7 @@ RULES: tuple[Rule, ...] = (
     _guarded_softmax,
     _centre,
     _rsqrt,
+    _normalized,
     _join_movement,
     _transpose_without_unit_axes,
     _join_scales,

@@ -25,6 +25,7 @@ from ..graph.operator import Affine, Elementwise, Interval
 from ..graph.rounding import largest, share, underflow
 from ..regions import Region, inner
 from . import log_sum_exp as log_sum_exp  # registers its rules
+from . import normalize as normalize  # the same
 from . import products as products  # the same
 from . import softmax as softmaxes
 from .free import Free
@@ -225,6 +226,22 @@ class LinearBounds:
         lower = _sound(lower if walk.best is None else torch.maximum(lower, walk.best), -math.inf)
         half = C.shape[0]
         return lower[:half], -lower[half:]
+
+    def functions(self, index: int, coefficients: Tensor) -> tuple[Claim, Claim]:
+        """Claims on ``<coefficients, node>`` and on its negation in which nothing but the input is pending."""
+        walk = _Concretised(self, index, True, False, None)
+        claim = walk.back(Claim.on(index, coefficients))
+        if walk.shared:
+            return claim, claim.negated()
+        half = coefficients.shape[0]
+        pending = [
+            dict(zip(claim.pending, parts)) for parts in zip(*((A[:half], A[half:]) for A in claim.pending.values()))
+        ] or [{}, {}]
+        below, above = (
+            Claim(pending[k], claim.constant[part], claim.charge[part])
+            for k, part in enumerate((slice(half), slice(half, None)))
+        )
+        return below, above
 
     def _input_minimum(self, claim: Claim) -> Tensor:
         """The bound that the region gives; adding its two parts is the last operation that rounds."""

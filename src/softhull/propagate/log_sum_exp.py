@@ -1,8 +1,9 @@
-"""How walks pass a log-sum-exp: one plane below and one above every output."""
+"""How walks pass operators with one plane below and one above every output, as a log-sum-exp has."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,25 +20,30 @@ if TYPE_CHECKING:
 
 @step.register(LogSumExp)
 def _(operator: LogSumExp, bounds: LinearBounds, index: int, A: Tensor, contract: bool, free: Free | None) -> Backs:
-    planes = bounds.knowledge.find("lines", index, lambda: _charged(operator, bounds, index))
+    before = bounds.graph.nodes[index].inputs[0]
+    return by_planes(bounds, index, A, operator.axes, lambda: operator.planes(*bounds.interval(before)))
+
+
+def by_planes(bounds: LinearBounds, index: int, A: Tensor, axes: tuple[int, ...], find: Callable[[], Support]) -> Backs:
+    """The step of an operator with planes around every output, whose inputs lie along some axes."""
+    planes = bounds.knowledge.find("lines", index, lambda: _charged(bounds, index, axes, find()))
     rising = A >= 0
     slope = torch.where(rising, planes.below, planes.above)
     offset = torch.where(rising, planes.below_offset, planes.above_offset)
     return (A * slope,), (A * offset).flatten(2).sum(-1)
 
 
-def _charged(operator: LogSumExp, bounds: LinearBounds, index: int) -> Support:
+def _charged(bounds: LinearBounds, index: int, axes: tuple[int, ...], planes: Support) -> Support:
     """Planes moved apart by what multiplying them with coefficients and adding up their offsets may cost."""
     node = bounds.graph.nodes[index]
-    planes = operator.planes(*bounds.interval(node.inputs[0]))
     if not bounds.outward:
         return planes
-    axes = tuple(axis + 1 for axis in operator.axes)
+    dims = tuple(axis + 1 for axis in axes)
     size = bounds.sizes(node.inputs[0])
     along, up = bounds.share(1), bounds.share(math.prod(node.shape))
 
     def cost(slope: Tensor, offset: Tensor) -> Tensor:
-        return along * (slope.abs() * size).sum(axes, keepdim=True) + up * offset.abs()
+        return along * (slope.abs() * size).sum(dims, keepdim=True) + up * offset.abs()
 
     below, above = cost(planes.below, planes.below_offset), cost(planes.above, planes.above_offset)
     return replace(planes, below_offset=planes.below_offset - below, above_offset=planes.above_offset + above)

@@ -20,7 +20,7 @@ from ...graph.graph import Graph
 from ...graph.operator import Bilinear, Elementwise, Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import share
+from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
 from .affine_form import AffineForm, Basis, input_form
 from .remainders import Gauge
@@ -241,7 +241,9 @@ class Forms:
 
     def with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
         """A form plus, for every entry with a positive radius, one fresh noise number, which takes the error in."""
-        noisy = radius > 0
+        # What is no more than rounding is not worth a noise number.
+        noisy = radius > ulps(256, centre.dtype) * centre.abs()
+        error = torch.where(noisy, error, error + radius)
         radius, error = torch.where(noisy, radius + error, 0.0), torch.where(noisy, 0.0, error)
         flat = radius.flatten(1)
         fresh = flat > 0

@@ -16,8 +16,10 @@ from ...errors import SofthullError
 from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator, Shape
 from ...graph.ops.log_sum_exp import LogSumExp
 from ...graph.ops.matmul import MatMul
+from ...graph.ops.normalize import InverseDeviation
+from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import ulps
+from ...graph.rounding import outward, ulps
 from .affine_form import AffineForm
 from .elementwise import parallel_band
 from .probabilities import AffineProbabilities, affine_probabilities, tangent_directions
@@ -185,6 +187,44 @@ def _(operator: LogSumExp, forms: Forms, index: int) -> AffineForm:
     return forms.with_noise(centre + low + radius, moved, radius.clamp(min=0), error)
 
 
+@affine_form.register(InverseDeviation)
+def _(operator: InverseDeviation, forms: Forms, index: int) -> AffineForm:
+    """The mean square of a form is a quadratic of the noise; its square part and the curve of the root are noise."""
+    node = forms.graph.nodes[index]
+    form, dims = forms.form(node.inputs[0]), operator.dims
+    d, r = operator.count(form.centre), form.slope.shape[1]
+
+    def mean(t: Tensor) -> Tensor:
+        return t.mean(dims, keepdim=True)
+
+    sizes = form.size(forms.basis)
+    slope = (2 * form.centre[:, None] * form.slope).mean(tuple(dim + 1 for dim in dims), keepdim=True)
+    error = mean((2 * sizes + form.error) * form.error) + forms.share(4 * d + r + 8) * mean(sizes.square())
+    most = mean(forms.radius(form).square()) * (1 + forms.share(d + 2))
+    if d <= _LARGEST_ROW:
+        order = [i for i in range(form.centre.ndim - 1) if i not in operator.axes] + list(operator.axes)
+        lines = form.slope.permute(0, *(i + 2 for i in order), 1)  # [B or 1, *rows, *d, r]
+        lines = lines.reshape(lines.shape[0], -1, d, r)
+        own = forms.gauge.inner(lines, lines)
+        high = forms.gauge.between(own, own, own)[1].reshape(most.shape[0], *node.shape) / d
+        most = torch.minimum(most, high * (1 + forms.share(2)))
+    centre = mean(form.centre.square()) + most / 2
+    swing = AffineForm(centre, slope, error)
+    reach = forms.radius(swing) + most / 2 + forms.share(4) * centre
+    below, above = forms.bounds.knowledge.find("mean square", index, lambda: (centre - reach, centre + reach))
+    low, high = torch.maximum(below, centre - reach).clamp(min=0), torch.minimum(above, centre + reach)
+    low, high = (torch.minimum(low, high) + operator.epsilon, torch.maximum(low, high) + operator.epsilon)
+    rate, middle, radius = parallel_band(Rsqrt(), *outward(low, high))
+    rounded = forms.share(6) * (rate.abs() * (swing.size(forms.basis) + operator.epsilon) + middle.abs())
+    return forms.with_noise(
+        rate * (centre + operator.epsilon) + middle,
+        rate[:, None] * slope,
+        radius + rate.abs() * most / 2,
+        rate.abs() * error + rounded,
+    )
+
+
+_LARGEST_ROW = 64  # longer rows are not worth their eigenvalues
 _FAR = 1000.0  # exp(-_FAR) is 0 in every dtype: a logit that far below the others is not there
 
 

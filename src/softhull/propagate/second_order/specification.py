@@ -211,6 +211,9 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     if not found.bases:
         return _sum_below(found.constant, -noise.radius(linear))
     goal = target - found.constant
+    if noise.norm == 1 and n < _LARGE:
+        B, lost = found.dense()
+        return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost))
     if sum(basis.size for basis in found.bases) < 0.6 * n:
         problem = LowRankQuadratic(linear, *found.joined(), ball)
         # Cheap enough to look for multipliers even where absolute sums are a proof; the sums are left where those fail.
@@ -222,6 +225,33 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     else:
         value, _ = bound(BlockQuadratic(linear, found.bases, found.matrices, ball), min(steps, _FEW), goal)
     return _sum_below(found.constant, value)
+
+
+def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
+    """Lower bounds ``[P]`` on ``l . eps + eps'B eps`` with the first ``inputs`` numbers in an l_1 ball; no search.
+
+    A point of the ball is ``sum_k t_k s_k`` with t >= 0 adding up to one and corners s (signed units, or nothing), so
+    that there ``l . eps + eps'B eps = sum_km t_k t_m ((l . s_k + l . s_m) / 2 + s_k'B s_m)`` is at least its smallest
+    term. All other noise is bounded by absolute sums, of what it meets at a corner, too.
+    """
+    own, met = B[:, :inputs, :inputs], B[:, :inputs, inputs:]
+    other, rest = linear[:, inputs:], B[:, inputs:, inputs:]
+    square = rest.diagonal(dim1=-2, dim2=-1)
+    away = rest.abs().sum(-1).sum(-1) - square.abs().sum(-1) + (-square).clamp(min=0).sum(-1)
+    meeting = 2 * met.abs().sum(-1)  # [P, inputs]
+    up, down = linear[:, :inputs] - meeting, -linear[:, :inputs] - meeting  # at the unit, at its negative
+    best = torch.minimum(up, down)
+    alike = torch.minimum(up[:, :, None] + up[:, None], down[:, :, None] + down[:, None]) / 2 + own
+    apart = (up[:, :, None] + down[:, None]) / 2 - own
+    single = best.amin(-1).clamp(max=0) / 2  # one corner is nothing
+    pairs = torch.minimum(alike.amin((-2, -1)), apart.masked_fill(_diagonal(apart), math.inf).amin((-2, -1)))
+    low = torch.minimum(pairs, single).clamp(max=0) - other.abs().sum(-1) - away
+    size = linear.abs().sum(-1) + B.abs().sum(-1).sum(-1)
+    return low - 2 * share(2 * linear.shape[1], linear.dtype) * size
+
+
+def _diagonal(t: Tensor) -> Tensor:
+    return torch.eye(t.shape[-1], dtype=torch.bool, device=t.device)
 
 
 def _sum_below(a: Tensor, b: Tensor) -> Tensor:
