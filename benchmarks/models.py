@@ -6,6 +6,8 @@ Nothing is downloaded: the configurations of ``transformers`` and ``timm`` make 
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
+import importlib.machinery
 import io
 import json
 import logging
@@ -206,24 +208,34 @@ def _text(config: str, kind: str, sizes: dict[str, int]) -> Made:
     return _Logits(getattr(transformers, kind)(settings), "inputs_embeds"), 0.1 * _tokens()
 
 
-_DECLARED: list[Any] = []
+class _Nothing(type):
+    """A class whose every attribute is another one."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Nothing(name, (nn.Module,), {})
+
+
+class _Unused(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A torchvision of classes that do nothing.
+
+    timm imports torchvision for its data sets, which no model here needs, and the wheel of it on PyPI does not load
+    beside the CPU wheel of torch.
+    """
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        found = name.partition(".")[0] == "torchvision"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
+
+    def exec_module(self, module: Any) -> None:
+        module.__getattr__ = lambda name: getattr(_Nothing("torchvision", (), {}), name)
 
 
 def _import_timm() -> Any:
-    """timm, which imports torchvision, whose compiled operators do not load beside the CPU wheel of torch.
+    sys.meta_path.insert(0, _Unused())
+    import timm
 
-    They are not needed, but have to be declared.
-    """
-    try:
-        import timm
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _DECLARED.append(library)
-        import timm
     return timm
 
 

@@ -135,7 +135,7 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Curve:
-    """A function of one number (``curves.CURVES``) of every entry; entry e from place e."""
+    """A function of one number (``curves.function_of``) of every entry; entry e from place e."""
 
     size: int
     x: View
@@ -383,7 +383,7 @@ class _Reader:
             found = found.astype(np.float64)  # exact
             if not (found < np.inf).all():  # -inf is a mask, which a softmax may meet and nothing else
                 raise self._bad(f"{name} holds an infinity or a NaN")
-        elif found.dtype not in (np.int64, np.int32, np.bool_):
+        elif found.dtype not in (np.int64, np.int32, np.int8, np.uint8, np.bool_):
             kind = quoted(found.dtype)[1:-1]
             raise self._bad(f"{name} holds {kind}, neither whole numbers nor {self.real}, the type of the input")
         return found
@@ -607,7 +607,7 @@ def _constant(reader: _Reader, operands: Any, attributes: Any) -> Value:
 def _gather(reader: _Reader, operands: Any, attributes: Any) -> Value:
     x, chosen = operands
     rank, axis = len(_shape(x)), attributes.get("axis", 0)
-    if isinstance(chosen, View) or chosen.dtype.kind != "i" or not -rank <= axis < rank:
+    if isinstance(chosen, View) or chosen.dtype not in (np.int64, np.int32) or not -rank <= axis < rank:
         raise ModelError("indices that are not constant whole numbers, or an axis out of range")
     if reader.opset < 11 and chosen.min(initial=0) < 0:
         raise ModelError(f"negative indices in operator set {reader.opset}")
@@ -655,13 +655,6 @@ def _joined(reader: _Reader, operands: Any, axis: int) -> View:
         scales.append(exact(here.ravel()))
     found = Sum(math.prod(shape), tuple(views), tuple(scales), bias.ravel())
     return reader.networks.add(found, shape)
-
-
-@operator("ReduceProd", since=1, until=17, axes=AttributeProto.INTS, keepdims=AttributeProto.INT)
-def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    (x,) = operands
-    axes = _axes(reader, attributes["axes"], _whole(x).ndim) if "axes" in attributes else None
-    return np.asarray(np.prod(_whole(x), axis=axes, keepdims=bool(attributes.get("keepdims", 1))))
 
 
 # Affine operators and products
