@@ -47,6 +47,7 @@ MIDDLES: dict[str, tuple[Make, int]] = {
     "fourth power": (_in_the_middle("Pow", 4.0), 17),
     "power 2.5": (_positive(_in_the_middle("Pow", 2.5)), 17),
     "power -2": (_positive(_in_the_middle("Pow", -2.0)), 17),
+    "clip": (_in_the_middle("Clip", -1.0, 1.5), 17),
     "product": (_as((1, 4, 3), _in_the_middle("ReduceProd", axes=[2])), 17),
     "swish": (_in_the_middle("Swish", alpha=1.5), 24),
     "euclidean norm": (_positive(_as((1, 4, 3), _in_the_middle("ReduceL2", axes=[2]))), 17),

@@ -788,16 +788,6 @@ def _leaky_relu(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _kink(reader, operands[0], attributes.get("alpha", float(np.float32(0.01))))
 
 
-@operator("Clip", since=11, operands=(2, 3))
-def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A limit that is left out is the largest number of the dtype."""
-    x, least, *given = operands
-    most = given[0] if given else np.array(float(np.finfo(reader.real).max))
-    if _real(least).shape != () or least != 0 or _real(most).shape != () or not most > 0:
-        raise ModelError("limits other than 0 below and a positive number above")
-    return _kink(reader, x, 0.0, float(most))
-
-
 @operator("Softmax", since=1, until=12, axis=AttributeProto.INT)
 def _softmax_of_the_rest(reader: _Reader, operands: Any, attributes: Any) -> View:
     """Before operator set 13: over all dimensions from the axis on."""

@@ -30,6 +30,7 @@ from .network import (
     _axes,
     _axis,
     _divide,
+    _kink,
     _limit,
     _list,
     _moved,
@@ -45,6 +46,7 @@ from .positions import Entries, Places
 
 MOST_SUMMANDS = 1 << 10
 LARGEST_POWER = 64
+LARGEST_LIMIT = 1 << 53
 UNSURE = Fraction(1, 1000)  # how far the coordinates of a runtime may be from the true ones
 INT, INTS, FLOAT, STRING = AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.STRING
 
@@ -189,6 +191,26 @@ def _hard_swish(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _combined(reader, [(_curve(reader, c, "square"), arb(1) / 6), (c, arb(1) / 2), (beyond, arb(1))])
 
 
+@operator("Clip", since=11, operands=(2, 3))
+def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Theorem: ``min(max(x, a), b) = a + max(x - a, 0) - max(x - b, 0)`` for a < b.
+
+    A limit above that is left out is the largest number of the dtype.
+    """
+    x, least, *given = operands
+    most = given[0] if given else np.array(float(np.finfo(reader.real).max))
+    if any(_real(limit).shape != () for limit in (least, most)) or not least < most:
+        raise ModelError("limits that are no numbers, or leave nothing")
+    if least == 0:
+        return _kink(reader, x, 0.0, float(most))
+    if max(abs(least), abs(most)) > LARGEST_LIMIT:
+        raise ModelError("limits other than 0 that are left out, or too large to be subtracted")
+    low, high = float(least), float(most)
+    return _combined(
+        reader, [(_rectified(reader, _view(x), -low), arb(1)), (_rectified(reader, _view(x), -high), arb(-1))], low
+    )
+
+
 @operator("Neg", since=6)
 def _negative(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _scaled(reader, _view(operands[0]), arb(-1))
@@ -267,7 +289,10 @@ def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
         axes = _axes(reader, wanted, _whole(x).ndim) if len(wanted) else None
         return np.asarray(np.prod(_whole(x), axis=axes, keepdims=keep))
     rows, shape = _rows(reader, x, wanted, keep)
-    factors = [x.flat().at(Places(column, x.size)) for column in rows.T]
+    if rows.shape[1] > MOST_SUMMANDS:
+        raise ModelError(f"a product of more than {MOST_SUMMANDS} numbers")
+    flat = x.flat()
+    factors = [flat.at(Places(column, x.size)) for column in rows.T]
     while len(factors) > 1:
         pairs, left = zip(factors[::2], factors[1::2]), factors[len(factors) // 2 * 2 :]
         factors = [_multiply(reader, [a, b], {}) for a, b in pairs] + left

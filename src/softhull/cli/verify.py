@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..verify.methods import CLASSES
-from .check import certificate_folder
+from .check import certificate_folder, certified_files
 from .options import (
     BOUND,
     Name,
@@ -139,6 +139,7 @@ def command(
 
     perturbation = subject.perturbation(*subject.radii)
     network = subject.networks()[0]
+    files = [] if folder is None else certified_files(folder, [network], [network.path])
     dataset = subject.dataset([network])
     wanted = subject.wanted(dataset)
     limits: dict[str, Any] = {"timeout": timeout, "budget": budget, "device": device}
@@ -187,7 +188,7 @@ def command(
     if result.interrupted:
         raise KeyboardInterrupt
     if folder is not None:
-        _certify(folder, network, dataset, result, perturbation, prop, targets)
+        _certify(folder, files[0], network, dataset, result, perturbation, prop, targets)
         write_json(json_out, folder.described(answer))
         if aloud:
             click.echo(str(folder))
@@ -206,6 +207,7 @@ def _show_radii(about: dict[str, Any], rows: list[dict[str, Any]], json_out: Pat
 
 def _certify(
     folder: Folder,
+    file: str,
     network: Network,
     dataset: Dataset,
     result: Result,
@@ -218,7 +220,6 @@ def _certify(
     from ..formats.inputs import fit_inputs
     from ..verify.result import Verdict
 
-    file = folder.model(network, network.path)
     certified = [record for record in result.records if record.verdict is Verdict.CERTIFIED]
     for record in with_progress(certified, len(certified), "certificates"):
         x = fit_inputs(network, dataset.take([record.index])).numpy()
