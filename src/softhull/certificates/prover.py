@@ -190,7 +190,8 @@ class Proof:
     def claim_lead(self, view: View, label: int, rivals: Sequence[int]) -> Floats:
         """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
         found = np.full(len(rivals), -np.inf)
-        for self.products in ("planes", "contracted") if self.contracts else ("planes",):
+        ways = ("planes", "contracted") if self.contracts else ("planes",)
+        for self.products in ways:
             still = np.flatnonzero(~(found > 0))
             if not len(still):
                 break
