@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from ..deadlines import since_start
+
 
 def main() -> None:
     """Run the command line; say what to install when its packages are missing."""
@@ -19,4 +21,5 @@ def main() -> None:
             raise
         print(f"softhull: the command line needs {problem.name}: pip install 'softhull[cli]'", file=sys.stderr)
         sys.exit(2)
-    app(prog_name="softhull")
+    # The process is this command alone: its time counts from the start of the process.
+    app(prog_name="softhull", obj=since_start)
