@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from ..deadlines import since_start
+from ..errors import missing_extra
 
 
 def main() -> None:
@@ -17,9 +18,10 @@ def main() -> None:
 
         from .app import app
     except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.split(".")[0] not in ("click", "rich"):
+        missing = missing_extra(problem, "the command line")
+        if missing is None:
             raise
-        print(f"softhull: the command line needs {problem.name}: pip install 'softhull[cli]'", file=sys.stderr)
+        print(f"softhull: {missing}", file=sys.stderr)
         sys.exit(2)
     # The process is this command alone: its time counts from the start of the process.
     app(prog_name="softhull", obj=since_start)
