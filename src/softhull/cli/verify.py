@@ -54,6 +54,7 @@ _OF_VERDICTS = ("store", "recheck", "certificates", "table", "fail_on")
     help="outward: true for the real-valued network; nearest: faster, true up to rounding. Default: the method's own.",
 )
 @click.option("--optimize", type=click.IntRange(min=0), help="Gradient steps on what is undecided; default: 20.")
+@click.option("--branch", type=float, help="CPU seconds an instance for cutting what auto leaves undecided into cells.")
 @click.option(
     "--property",
     "prop",
@@ -82,6 +83,7 @@ def command(
     bound: str | None,
     rounding: str | None,
     optimize: int | None,
+    branch: float | None,
     prop: str,
     targets: tuple[int, ...],
     attack: bool | None,
@@ -127,7 +129,7 @@ def command(
     if prop != "targets":
         refuse(f"it belongs to --property targets, not {prop}", "targets")
     use_threads(threads)
-    chosen = find_method(method, bound=bound, optimize=optimize, rounding=rounding)
+    chosen = find_method(method, bound=bound, optimize=optimize, rounding=rounding, branch=branch)
     if vnnlib is not None:
         own: dict[str, Any] = {"timeout": timeout, "seed": seed, "device": device}
         return exit_code(fail_on, [_property(subject.networks()[0], vnnlib, chosen, json_out, own)])
