@@ -15,6 +15,7 @@ from ..attack.score import ScoreAttack
 from ..attack.visits import Visits, attack_samples
 from ..bounds.rounding import check_rounding
 from ..bounds.softmax import softmax_bounds
+from ..deadlines import TimeLimits
 from ..formats.network import Network
 from ..graph.graph import Graph
 from ..graph.operator import Interval
@@ -211,13 +212,11 @@ class RangeFinder:
         """Mean probabilities ``[B, K]`` as they are evaluated."""
         return self.bounded.probabilities(x)
 
-    def find(
-        self, x: Any, perturbation: Perturbation | Alternatives | None = None, y: Any = None, deadline: float = math.inf
-    ) -> Ranges:
+    def find(self, x: Any, perturbation: Perturbation | Alternatives | None = None, y: Any = None) -> Ranges:
         """Ranges within the perturbation of every input; without one, up to the rounding of the input itself."""
         x, y = self.inputs(x, y)
         region = (perturbation or Perturbation(0.0)).around(x)
-        asked = Samples(self, x, y, region, NARROW if perturbation else 1.0, deadline)
+        asked = Samples(self, x, y, region, NARROW if perturbation else 1.0)
         found = answer_all(asked, positions(x), BATCH).records
         return join_ranges([found[i].ranges for i in range(len(x))])
 
@@ -263,26 +262,28 @@ class Samples:
     label: Tensor
     region: Region
     narrow: float = NARROW
-    deadline: float = math.inf
+    limits: TimeLimits = field(default_factory=TimeLimits)
     edges: np.ndarray | None = None
     attack: ScoreAttack | None = None
 
     def answer(self, batch: Tensor) -> list[Sample]:
-        here = batch.to(self.x.device)
+        here, deadline = batch.to(self.x.device), self.limits.for_batch(len(batch))
         x, label, region = self.x[here], self.label[here], self.region.take(here)
-        visits = self._visits(x, label, region, self.attack)
-        ranges = self.finder.ranges(x, label, region, self.narrow, self.deadline)
+        visits = self._visits(x, label, region, self.attack, deadline)
+        ranges = self.finder.ranges(x, label, region, self.narrow, deadline)
         return [Sample(ranges.take(i), visits and visits.take(i)) for i in range(len(batch))]
 
     def nothing(self, index: int, why: str, failed: bool = False) -> Sample:
         here = torch.tensor([index], device=self.x.device)
-        visits = self._visits(self.x[here], self.label[here], self.region.take(here), None)
+        visits = self._visits(self.x[here], self.label[here], self.region.take(here), None, 0.0)
         return Sample(nothing_known(self.finder.bounded.classes, why), visits, reached=failed)
 
-    def _visits(self, x: Tensor, label: Tensor, region: Region, attack: ScoreAttack | None) -> Visits | None:
+    def _visits(
+        self, x: Tensor, label: Tensor, region: Region, attack: ScoreAttack | None, deadline: float
+    ) -> Visits | None:
         if self.edges is None:
             return None
-        return attack_samples(self.finder.probabilities, x, label, region, self.edges, attack, self.deadline)
+        return attack_samples(self.finder.probabilities, x, label, region, self.edges, attack, deadline)
 
 
 def nothing_known(classes: int, why: str) -> Ranges:
