@@ -11,6 +11,7 @@ from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.methods import Auto, Branch, Linear, Paper, SecondOrder
 from softhull.regions import Perturbation
+from softhull.verify import branching as branching  # registers the stages of its method
 from softhull.verify.engine import Work, solve, stages
 from softhull.verify.ensemble import Ensemble, Joined, join
 from softhull.verify.margins import Margins, class_change
@@ -49,6 +50,8 @@ def test_the_same_stages_bound_margins_and_scores(method):
     of_logits, of_probabilities = (solve(problem, method, NO_ATTACK) for problem in (margins, scores))
     least = margins.claims.least(of_logits)
     point = margins.region.sample(torch.Generator().manual_seed(0))
+    assert isinstance(margins.claims, Margins)
+    assert isinstance(scores.claims, ScoreClaims)
     values = (margins.claims.rows * margins.graph(point).flatten(1)).sum(-1) - margins.claims.offsets
     assert bool((of_logits.bounds <= values).all())
     reached = Margin().value(scores.networks.probabilities(point), scores.claims.label)
