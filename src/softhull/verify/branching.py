@@ -1,18 +1,22 @@
-"""Questions that are cut into cells: margins by walks over boxes of inputs, scores by the dual with cuts."""
+"""Questions that are cut into cells: margins by walks, over boxes of inputs or with cuts inside the network, scores by
+the dual with cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
 from ..branch.loop import Search
 from ..branch.walk_leaves import Rows, WalkLeaves
 from ..graph.operator import Interval
+from ..propagate.crown import LinearBounds
 from ..propagate.methods import Branch
 from ..propagate.structure import positions
 from ..solve.dual import Dual
@@ -25,56 +29,127 @@ from .margins import Margins
 from .problem import Solution
 from .programs import Programs
 from .score_claims import ScoreClaims
-from .walks import networks_of
+from .walks import linear_walks, networks_of, second_order
 
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
+# Cells are boxes of inputs where there are at most so many.
+BOXES = 32
+# Where entries that can be cut have a smaller share of the loss than this, other bounds come first.
+HERE = 0.6
 # Steps and restarts of an attack from where the bound of a cell is attained.
 STEPS, RESTARTS = 20, 1
 
 
 @stages.register(Branch)
 def _(method: Branch, work: Work) -> Iterator[Any]:
-    """The method inside first; then the regions of what it leaves open are cut into cells."""
-    yield from stages(method.inner, work)
-    left = work.open()
-    if len(left):
-        _branch_margins(method, work, left)
+    """Boxes of inputs after the method inside; with many inputs, cuts inside the network after linear walks."""
+    cutting, networks = _Cutting(method, work), networks_of(work)
+    # With few inputs, halving them makes every bound tighter.
+    if math.prod(work.problem.graph.input_shape) <= BOXES:
+        yield from stages(method.inner, work)
+        cutting.boxes(work.open())
+        return
+    walks = linear_walks(work, method.second_order.linear)
+    yield walks
+    work.attack_open()
+
+    def products() -> None:
+        """Second order where it is worth less than other work that waits: without fitted rows."""
+        if networks.products:
+            for stage in second_order(work, walks, replace(method.second_order, row_fit=False)):
+                work.claims.improve(stage, work.found)
+
+    cutting.boxes(cutting.inside(walks.bounds[0], products))
 
 
-def _branch_margins(method: Branch, work: Work, instances: Tensor) -> None:
-    problem, effort, found, margins = work.problem, work.effort, work.found, work.claims
-    assert isinstance(margins, Margins)
-    graph, mine = problem.graph, margins.take(instances)
-    rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
-    given = graph, networks_of(work).graphs[0].structure, problem.region.take(instances), rows
-    bounds = WalkLeaves(*given, method.second_order, effort.memory, effort.deadline)
-    search = Search(bounds, method, [0.0] * len(instances), deadline=effort.deadline)
+class _Cutting:
+    """What is open of a batch of margins, as the problems of one search."""
 
-    def challenge(problems: list[int], at: list[Any]) -> None:
-        which = instances[torch.tensor(problems, device=instances.device)]
-        start = torch.stack(at).reshape(len(which), *graph.input_shape)
-        groups = torch.arange(margins.groups, device=which.device).repeat_interleave(len(which))
-        start, each = start.repeat(margins.groups, *[1] * len(graph.input_shape)), which.repeat(margins.groups)
-        margins.descend(problem, found, groups, each, start, STEPS, RESTARTS, method.seed)
-        for number, instance in zip(problems, which.tolist()):
-            if found.attack[instance] < 0:
-                search.give_up(number)
+    def __init__(self, method: Branch, work: Work) -> None:
+        assert isinstance(work.claims, Margins)
+        self.margins, self.method, self.effort, self.found = work.claims, method, work.effort, work.found
+        self.problem, self.structure = work.problem, networks_of(work).graphs[0].structure
 
-    try:
-        search.run(None if effort.attack == "never" else challenge)
-    finally:
-        _, row = margins.best_rows(found.bounds)
-        for number, instance in enumerate(instances.tolist()):
-            # Every group is excluded by this much in every cell, by one row or another.
-            low = search.bound(number)
-            best = row[:, instance]
-            found.bounds[best, instance] = found.bounds[best, instance].clamp(min=low)
-            found.notes[instance] = search.described(number)
-            if low > 0:
-                found.cuts[instance] = search.roots[number].cuts()
-    if search.interrupted:
-        raise KeyboardInterrupt
+    def boxes(self, instances: Tensor) -> None:
+        """Cells that are boxes of inputs, bounded by linear walks and second order, all groups together."""
+        if not len(instances):
+            return
+        mine, graph, region = self.margins.take(instances), self.problem.graph, self.problem.region.take(instances)
+        rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
+        effort, method = self.effort, self.method
+        bounds = WalkLeaves(graph, self.structure, region, rows, method.second_order, effort.memory, effort.deadline)
+        search = Search(bounds, method, [0.0] * len(instances), instances.tolist(), effort.deadline)
+        groups = range(self.margins.groups)
+        try:
+            search.run(self._challenge(search, [groups] * len(instances)))
+        finally:
+            _, row = self.margins.best_rows(self.found.bounds)
+            for problem, instance in enumerate(instances.tolist()):
+                # Every group is excluded by this much in every cell, by one row or another.
+                self._keep(search, problem, [int(row[group, instance]) for group in groups])
+                if search.bound(problem) > 0:
+                    self.found.cuts[instance] = search.roots[problem].cuts()
+        if search.interrupted:
+            raise KeyboardInterrupt
+
+    def inside(self, bounds: LinearBounds, elsewhere: Callable[[], None]) -> Tensor:
+        """Cuts inside the network, for every open group by the row that was best at first.
+
+        Where most of the loss is not that of entries that can be cut, ``elsewhere`` is called for the other one first.
+        Returns the instances of which nothing more can be cut.
+        """
+        group, instance = self.margins.open_groups(self.found).nonzero(as_tuple=True)
+        if not len(group):
+            return instance
+        _, best = self.margins.best_rows(self.found.bounds)
+        row = best[group, instance]
+        rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
+        cells = CutLeaves(bounds, instance, rows, self.margins.offsets[row, instance])
+        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        challenge = self._challenge(search, [[g] for g in group.tolist()])
+        try:
+            search.grow()
+            share = [cells.shares[p] for p in range(len(row)) if search.left(p)]
+            if share and sum(share) / len(share) < HERE:
+                elsewhere()
+                for problem, place in enumerate(zip(row.tolist(), instance.tolist())):
+                    if self.found.bounds[place] > 0:
+                        search.give_up(problem)
+            search.run(challenge)
+        finally:
+            for problem, s in enumerate(row.tolist()):
+                self._keep(search, problem, [s])
+        if search.interrupted:
+            raise KeyboardInterrupt
+        return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
+
+    def _keep(self, search: Search, problem: int, rows: list[int]) -> None:
+        instance = search.owner[problem]
+        known = self.found.bounds[rows, instance]
+        self.found.bounds[rows, instance] = known.clamp(min=search.bound(problem))
+        self.found.notes[instance] = search.described(instance)
+
+    def _challenge(
+        self, search: Search, groups: Sequence[Sequence[int]]
+    ) -> Callable[[list[int], list[Any]], None] | None:
+        """Attacks from where open cells are worst; what breaks an instance ends the work on it."""
+        if self.effort.attack == "never":
+            return None
+
+        def challenge(problems: list[int], at: list[Any]) -> None:
+            pairs = [(k, problem, group) for k, problem in enumerate(problems) for group in groups[problem]]
+            table = torch.tensor([(k, search.owner[problem], group) for k, problem, group in pairs])
+            which, instance, group = table.to(self.found.attack.device).T
+
+            start = torch.stack(at).reshape(len(problems), *self.problem.graph.input_shape)[which]
+            how = (STEPS, RESTARTS, self.method.seed, self.effort.deadline)
+            self.margins.descend(self.problem, self.found, group, instance, start, *how)
+            for i in set(instance.tolist()):
+                if self.found.attack[i] < 0:
+                    search.give_up_all(i)
+
+        return challenge
 
 
 @dataclass(frozen=True)
@@ -130,7 +205,7 @@ class _Pieces:
         for problem, (piece, instance) in enumerate(zip(self.piece.tolist(), self.instance.tolist())):
             self.known[piece, instance] = min(float(self.known[piece, instance]), -search.bound(problem))
             if search.left(problem):
-                found.notes[instance] = search.described(problem)
+                found.notes[instance] = search.described(instance)
         found.choices.append({"trees": search.roots})
 
     def _plane(self, problems: Tensor, ranges: Interval, at: Tensor) -> tuple[Tensor, Tensor]:

@@ -69,9 +69,9 @@ class Margins:
         return self.best_rows(found.bounds)[0].amin(0)
 
     def open(self, found: Solution, tolerance: float = 0.0) -> Tensor:
-        return self._open(found).any(0)
+        return self.open_groups(found).any(0)
 
-    def _open(self, found: Solution) -> Tensor:
+    def open_groups(self, found: Solution) -> Tensor:
         """Mask ``[groups, B]`` of what is neither excluded nor already broken by the attack."""
         best, _ = self.best_rows(found.bounds)
         return ~(best > 0) & ~(found.attack < 0)
@@ -101,7 +101,7 @@ class Margins:
 
     def _open_rows(self, found: Solution, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """The best row of every open group of some instances ``[B]``, and its instance."""
-        group, instance = (self._open(found) & wanted).nonzero(as_tuple=True)
+        group, instance = (self.open_groups(found) & wanted).nonzero(as_tuple=True)
         _, row = self.best_rows(found.bounds)
         return row[group, instance], instance
 
@@ -122,7 +122,7 @@ class Margins:
 
     def attack(self, problem: Problem, effort: Effort, found: Solution, instances: Tensor) -> None:
         """Every open group of some instances."""
-        group, position = self._open(found)[:, instances].nonzero(as_tuple=True)
+        group, position = self.open_groups(found)[:, instances].nonzero(as_tuple=True)
         instance, how = instances[position], (effort.attack_steps, effort.restarts, effort.seed)
         for part in pieces(positions(group), _TOGETHER):
             start = found.worst[instance[part]]
