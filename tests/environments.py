@@ -6,6 +6,7 @@ their own, one for each argument, for example ``cli,onnx``; without arguments on
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -132,7 +133,7 @@ def main(wanted: Sequence[str]) -> int:
             folder = Path(place)
             subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
             python = folder / "venv/bin/python"
-            install = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
+            install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
             subprocess.run([*install, f"{wheel}[{extras}]" if extras else str(wheel)], check=True)
             wrong += _try_here(folder, extras, "wheel")
             if extras == SMALLEST:
@@ -145,8 +146,8 @@ def main(wanted: Sequence[str]) -> int:
 
 def _try_here(folder: Path, extras: str, package: str) -> int:
     def run(arguments: Sequence[str]) -> tuple[int, str, str]:
-        script = folder / "venv/bin/softhull"
-        done = subprocess.run([script, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        script, bare = folder / "venv/bin/softhull", {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        done = subprocess.run([script, *arguments], cwd=folder, env=bare, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
     print(f"\n{package}, extras: {extras or 'none'}")
