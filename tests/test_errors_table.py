@@ -79,7 +79,6 @@ CASES = (
     Case(f"softhull {_VERIFY} --eps 0.1 --radius --store runs.db"),
     Case(f"softhull {_VERIFY} --eps 0.1 --budget -3"),
     Case(f"softhull {_VERIFY} --eps 0.1 --json net.onnx/out.json"),
-    Case(f"softhull {_VERIFY} --eps 0.1 --device cuda:7"),
     Case("softhull verify digits.npz --data digits.npz --eps 0.1"),
     Case("softhull verify net.onnx --data net.onnx --eps 0.1"),
     Case("softhull verify net.onnx --data wide.npz --eps 0.1"),
