@@ -338,6 +338,7 @@ class Region:
 
     @property
     def size(self) -> int:
+        """The number of entries of an input."""
         return self.lower.shape[0]
 
     @property
