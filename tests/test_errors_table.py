@@ -158,7 +158,7 @@ def table() -> str:
     rows = ["| what is wrong | what is said |", "|---|---|"]
     for case in CASES:
         line = said(case).replace(str(ROOT), "...").replace("|", "\\|").replace("<", "&lt;")
-        rows.append(f"| `{case.shown}` | {line} |")
+        rows.append(f"| `{'' if case.run else '$ '}{case.shown}` | {line} |")
     return "\n".join(rows)
 
 
