@@ -264,7 +264,9 @@ class _Case:
             outputs = torch.cat([graph(part).flatten(1) for part in x.split(_BATCH)])
         classes = 2 if outputs.shape[1] == 1 else outputs.shape[1]
         if ((labels < 0) | (labels >= classes)).any():
-            raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
+            shifted = "; classes are counted from 0" if labels.min() >= 1 and labels.max() == classes else ""
+            found = f"got {labels.min()} to {labels.max()}"
+            raise InvalidInput(f"labels must be from 0 to {classes - 1}, {found}{shifted}")
         predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         warn_of_labels(predicted, labels)
         return _Case(opened, graph, x, exact, labels, outputs, predicted)
