@@ -67,12 +67,15 @@ class View(NamedTuple):
     uses: Counter[int]
 
     def node(self, index: int) -> Node | None:
+        """The node with this index; None for the input."""
         return self.graph.nodes[index] if index >= 0 else None
 
     def operator(self, index: int) -> Operator | None:
+        """The operator of the node with this index; None for the input."""
         return self.graph.nodes[index].operator if index >= 0 else None
 
     def only_use(self, index: int) -> bool:
+        """Whether exactly one other node uses the output of this one."""
         return self.uses[index] == 1
 
 

@@ -18,8 +18,10 @@ from ..crown import LinearBounds, LinearWalk
 from ..walk import Claim, Step
 from .specification import SecondOrderBounds
 
-# Entries of one instance that are bounded again, at most, in all layers together.
+# Entries of one instance that are bounded again, at most, in all layers together: no more than these, and than so many
+# operations allow, where one end of an interval takes about the cube of the noise numbers.
 ENTRIES = 256
+_OPERATIONS = 1 << 35
 # Factorisations spent on one end of an interval.
 _STEPS = 4
 # What loses less than this share of all is left as it is.
@@ -32,9 +34,10 @@ def sharpened(second: SecondOrderBounds, rows: Tensor, instances: Tensor) -> Sec
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     wanted = {i: loss for i, loss in wanted.items() if i > first}
-    if not wanted:
+    allowed = min(ENTRIES, _OPERATIONS // (2 * second.forms.noise_count**3))
+    if not wanted or not allowed:
         return None
-    for index, chosen in _dearest(wanted).items():
+    for index, chosen in _dearest(wanted, allowed).items():
         second = _bounded_again(second, index, chosen)
     return second
 
@@ -78,10 +81,10 @@ def _gap(lines: Lines, lower: Tensor, upper: Tensor) -> Tensor:
     return torch.where(gap.isfinite() & (upper > lower), gap, 0.0).clamp(min=0)
 
 
-def _dearest(wanted: dict[int, Tensor]) -> dict[int, Tensor]:
+def _dearest(wanted: dict[int, Tensor], allowed: int) -> dict[int, Tensor]:
     """By node, first to last, the mask ``[B, entries]`` of those that lose most."""
     together = torch.cat([wanted[i] for i in sorted(wanted)], 1)
-    least = together.topk(min(ENTRIES, together.shape[1]), 1).values[:, -1:]
+    least = together.topk(min(allowed, together.shape[1]), 1).values[:, -1:]
     least = torch.maximum(least, _NEGLIGIBLE * together.sum(1, keepdim=True))
     chosen = (together >= least) & (together > 0)
     parts = chosen.split([wanted[i].shape[1] for i in sorted(wanted)], 1)
