@@ -59,7 +59,7 @@ def inverse(z: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("half", "centre"), BOXES)
-@pytest.mark.parametrize("d", [1, 2, 7, 32])
+@pytest.mark.parametrize("d", [1, 7])
 def test_intervals_and_planes_hold(half, centre, d, dtype):
     rng = np.random.default_rng(d)
     lower, upper = box(rng, half, centre, d, dtype)
@@ -128,9 +128,7 @@ def test_the_chain_is_recognised(centred):
 
 
 @pytest.mark.parametrize("norm_of_ball", [math.inf, 2, 1])
-@pytest.mark.parametrize("layers", [1, 2, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(("layers", "dtype", "centred"), [(1, torch.float32, False), (3, torch.float64, True)])
 def test_walks_hold_and_have_no_cliff(norm_of_ball, layers, dtype, centred):
     rng = np.random.default_rng(layers)
     graph = encoder(rng, centred, layers)

@@ -30,6 +30,7 @@ from ..propagate.second_order.sums import sum_of
 from ..propagate.structure import pieces, positions
 from .engine import Work, stages
 from .ensemble import Ensemble, Joined
+from .margins import Margins
 from .simplex import MeanProbabilities
 
 # The ways in which a stage may bound a row.
@@ -315,9 +316,10 @@ class Quadratics(Walks):
         return bound_quadratic(total, noise, self.steps, goal)[None]
 
     def sharpened(self, work: Work) -> Quadratics | None:
-        """The same with better intervals where they cost the margins that are open; None where there is nothing to do."""
+        """The same with better intervals where they cost the open margins; None where there is nothing to do."""
         if len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
             return None
+        assert isinstance(work.claims, Margins)
         wanted = torch.zeros_like(work.found.attack, dtype=torch.bool)
         wanted[self.instances] = True
         row, instance = work.claims.open_rows(work.found, wanted)
