@@ -136,6 +136,19 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work_begins(folder: P
     assert out.is_file()
 
 
+def test_certificates_say_first_whether_the_checker_reads_the_model(folder: Path) -> None:
+    model = onnx.load(folder / "net.onnx")
+    model.opset_import[0].version = 26  # later than the rules of the checker
+    onnx.save(model, folder / "later.onnx")
+    for command in ("verify", "uncertainty"):
+        for name, said in (("net", "the checker reads the model"), ("later", "no certificates will be written")):
+            ask = (folder / f"{name}.onnx", "--data", folder / "data.npz", "--eps", 0.01, "--indices", 0)
+            done = run(command, *ask, "--certificates", folder / "proofs")
+            assert done.exit_code == 0, done.output
+            assert done.stderr.startswith(said)
+            assert len(done.stderr.splitlines()) == 1
+
+
 def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
     (folder / "bad.onnx").write_bytes(b"not a network")
     (folder / "bad.npz").write_bytes(b"PK not really")

@@ -333,6 +333,7 @@ class Region:
 
     @property
     def size(self) -> int:
+        """The number of entries of an input."""
         return self.lower.shape[0]
 
     @property

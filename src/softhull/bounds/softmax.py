@@ -250,6 +250,7 @@ def _rows_but(planes: RowPlanes, flat: Array) -> Callable[[int, int], Array]:
 
 
 def masked_out_columns(box: Box, rows: Array) -> Array:
+    """Rows of slopes with zeros at masked logits: a masked logit moves no output."""
     xp = namespace(rows)
     assert box.masked is not None
     return xp.where(box.masked[..., None, :], xp.zeros_like(rows), rows)

@@ -45,6 +45,7 @@ def softmax_extrema(c: Any, lower: Any, upper: Any, rounding: str = "outward") -
 
 
 def _maximum(c: Array, lower: Array, upper: Array) -> Array:
+    """The largest ``c . softmax(x)`` over the K + 1 vertices that can be maximal."""
     xp = namespace(c)
     order = xp.argsort(c, axis=-1, descending=True)
     c, lower, upper = (xp.take_along_axis(a, order, axis=-1) for a in (c, lower, upper))

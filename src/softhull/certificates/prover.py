@@ -51,6 +51,7 @@ class Proof:
         self._names = {id(self.x): "input"}
         self.scores: list[tuple[Floats, Floats]] = []
         self.products = "planes"  # how products are passed: "planes" or "contracted"
+        self.contracts = True  # whether they may be contracted, which is tight and takes most of the time
         self.anchors: dict[int, tuple[int, Floats, Floats]] = {}  # by softmax: step, values below and above
         self.choose_first: Rules | None = None  # choices made elsewhere; they go before our own
         self._slopes: dict[int, str] = {}
@@ -111,7 +112,7 @@ class Proof:
         self._claim_all(node.x, stops)
         pairs = node.x.at(pairs_within(node)).index.at  # of entries: the difference of one to itself is 0
         whole, pairs = self.networks.whole(node.x.node), pairs[pairs[:, 0] != pairs[:, 1]]
-        self.products, before = "contracted", self.products
+        self.products, before = "contracted" if self.contracts else "planes", self.products
         self.claim_differences(whole, pairs, stops)
         self.products = before
 
@@ -189,7 +190,8 @@ class Proof:
     def claim_lead(self, view: View, label: int, rivals: Sequence[int]) -> Floats:
         """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
         found = np.full(len(rivals), -np.inf)
-        for self.products in ("planes", "contracted"):
+        ways = ("planes", "contracted") if self.contracts else ("planes",)
+        for self.products in ways:
             still = np.flatnonzero(~(found > 0))
             if not len(still):
                 break

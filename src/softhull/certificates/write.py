@@ -84,9 +84,20 @@ def class_certificate(
     property = {"kind": "class", "label": int(label), "rivals": rivals}
     if cuts:
         return proof.certificate(property, index, prove_cells(proof, cuts, lambda cell: _lead(cell, label, rivals)))
+    linear = rivals and not any(_quadratic(proved_by, rivals))
+    if linear and any(isinstance(node, Product) for node in proof.networks.nodes):
+        quick = Proof([model], x, *_region(perturbation, x))
+        quick.contracts = False
+        if not _lead(quick, label, rivals):
+            return quick.certificate(property, index)
     if why := _lead(proof, label, rivals, proved_by):
         raise NoProof(why)
     return proof.certificate(property, index)
+
+
+def _quadratic(proved_by: Mapping[int, str] | None, rivals: Sequence[int]) -> list[bool]:
+    """Which rivals took second order to exclude."""
+    return [(proved_by or {}).get(k) in ("second order", "fitted rows") for k in rivals]
 
 
 def _lead(proof: Proof, label: int, rivals: Sequence[int], proved_by: Mapping[int, str] | None = None) -> str:
@@ -98,11 +109,10 @@ def _lead(proof: Proof, label: int, rivals: Sequence[int], proved_by: Mapping[in
         if not found > 0:
             found = SecondOrder(proof, [logits]).sign(logits, label == 1)
     else:
-        quadratic = [(proved_by or {}).get(k) in ("second order", "fitted rows") for k in rivals]
         margins = np.full(len(rivals), -np.inf)
-        plain = np.flatnonzero(~np.array(quadratic))
+        plain = np.flatnonzero(~np.array(_quadratic(proved_by, rivals)))
         margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain.tolist()])
-        if not (margins > 0).all():
+        if not (margins > 0).all() and proof.contracts:
             second_order = SecondOrder(proof, [logits])
             for place in np.argsort(margins)[: int((~(margins > 0)).sum())].tolist():
                 for fitted in (False, *[True] * _FITS):

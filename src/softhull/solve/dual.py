@@ -89,6 +89,7 @@ class Descent:
         self.gain = self.best.clone()
 
     def steps(self, learning_rate: float, deadline: float | None) -> None:
+        """One stage of Adam on the multipliers; keeps the best bound of every instance and stops at the deadline."""
         m, v = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         first, second, count = 0.8, 0.9, self.method.steps
         halfway = self.best

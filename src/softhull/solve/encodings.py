@@ -111,12 +111,15 @@ class Encoder:
         self.logarithmic: set[int] = set()  # constraints on log p_k, whose multipliers are p_k times those on p_k
 
     def simplex(self) -> Any:
+        """Probabilities sum to one."""
         return self.cp.sum(self.p) == 1
 
     def least(self, k: int) -> Any:
+        """Probability k is at least its smallest value over the box."""
         return self.p[k] / self.unit[k] >= self.smallest[k] / self.unit[k]
 
     def most(self, k: int) -> Any:
+        """Probability k is at most its largest value over the box."""
         return self.p[k] <= self.largest[k]
 
     def lower(self, name: str, k: int) -> list[Any]:

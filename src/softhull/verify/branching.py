@@ -1,7 +1,10 @@
-"""Questions that are cut into cells: margins by walks over boxes of inputs, scores by the dual with cuts."""
+"""Questions that are cut into cells: margins by walks, over boxes of inputs or with cuts inside the network, scores by
+the dual with cuts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +12,14 @@ import torch
 from torch import Tensor
 
 from ..attack.pgd import minimize_margin
+from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
 from ..branch.loop import Search
 from ..branch.walk_leaves import Rows, WalkLeaves
 from ..errors import InvalidInput
 from ..graph.graph import Graph
 from ..graph.operator import Interval
+from ..propagate.crown import LinearBounds
 from ..propagate.methods import Branch
 from ..propagate.structure import Structure
 from ..regions import Region
@@ -29,62 +34,113 @@ from .unsafe import Unsafe
 
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
+# Cells are boxes of inputs where there are at most so many.
+BOXES = 32
+# Where entries that can be cut have a smaller share of the loss than this, other bounds come first.
+HERE = 0.6
 # Steps and restarts of an attack from where the bound of a cell is attained.
 STEPS, RESTARTS = 20, 1
 
 
-def branch_margins(
-    graph: Graph,
-    structure: Structure,
-    region: Region,
-    unsafe: Unsafe,
-    method: Branch,
-    effort: Effort,
-    found: Bracket,
-    instances: Tensor,
-) -> None:
-    """Cut the regions of some instances into cells; what that proves or breaks is written into ``found``."""
-    if not len(instances):
-        return
-    here, mine = region.take(instances), unsafe.take(instances)
-    rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
-    bounds = WalkLeaves(graph, structure, here, rows, method.second_order, effort.memory, effort.deadline)
-    search = Search(bounds, method, [0.0] * len(instances), deadline=effort.deadline)
+def by_boxes(graph: Graph) -> bool:
+    """Whether cells are boxes of inputs: with few of them, halving them makes every bound tighter."""
+    return math.prod(graph.input_shape) <= BOXES
 
-    def challenge(problems: list[int], at: list[Any]) -> None:
-        which = torch.tensor(problems, device=instances.device)
-        groups = torch.arange(unsafe.groups, device=which.device).repeat_interleave(len(which))
-        place = which.repeat(unsafe.groups)
 
-        def margin(x: Tensor, some: Tensor) -> Tensor:
-            return mine.margins(graph(x).flatten(1), place[some], groups[some])
+class Margins:
+    """What is open of a batch of instances, as the problems of one search. What it finds goes to ``found``."""
 
-        start = (
-            torch.stack(at).reshape(len(which), *graph.input_shape).repeat(unsafe.groups, *[1] * len(graph.input_shape))
+    def __init__(self, unsafe: Unsafe, method: Branch, effort: Effort, found: Bracket) -> None:
+        self.unsafe, self.method, self.effort, self.found = unsafe, method, effort, found
+
+    def boxes(self, graph: Graph, structure: Structure, region: Region, instances: Tensor) -> None:
+        """Cells that are boxes of inputs, bounded by linear walks and second order, all groups together."""
+        if not len(instances):
+            return
+        mine = self.unsafe.take(instances)
+        rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
+        effort, method = self.effort, self.method
+        bounds = WalkLeaves(
+            graph, structure, region.take(instances), rows, method.second_order, effort.memory, effort.deadline
         )
-        value, x = minimize_margin(margin, here.take(place), start, STEPS, RESTARTS, method.seed)
-        for k in value.argsort(descending=True).tolist():
-            instance = int(instances[place[k]])
-            if value[k] < found.attack[instance]:
-                found.attack[instance], found.worst[instance] = value[k], x[k]
-            if value[k] < 0:
-                search.give_up(int(place[k]))
+        search = Search(bounds, method, [0.0] * len(instances), instances.tolist(), effort.deadline)
+        groups = range(self.unsafe.groups)
+        try:
+            search.run(self._challenge(graph, region, search, [groups] * len(instances)))
+        finally:
+            _, row = self.unsafe.best_rows(self.found.rows)
+            for problem, instance in enumerate(instances.tolist()):
+                # Every group is excluded by this much in every cell, by one row or another.
+                self._keep(search, problem, [int(row[group, instance]) for group in groups])
+                if search.bound(problem) > 0:
+                    self.found.cuts[instance] = search.roots[problem].cuts()
+        if search.interrupted:
+            raise KeyboardInterrupt
 
-    try:
-        search.run(None if effort.attack == "never" else challenge)
-    finally:
-        _, row = unsafe.best_rows(found.rows)
-        for problem, instance in enumerate(instances.tolist()):
-            # Every group is excluded by this much in every cell, by one row or another.
-            low = search.bound(problem)
-            for group in range(unsafe.groups):
-                place = int(row[group, instance]), instance
-                found.rows[place] = max(float(found.rows[place]), low)
-            found.notes[instance] = search.described(problem)
-            if low > 0:
-                found.cuts[instance] = search.roots[problem].cuts()
-    if search.interrupted:
-        raise KeyboardInterrupt
+    def inside(self, bounds: LinearBounds, open_groups: Tensor, elsewhere: Callable[[], None]) -> Tensor:
+        """Cuts inside the network, for every open group ``[groups, B]`` by the row that was best at first.
+
+        Where most of the loss is not that of entries that can be cut, ``elsewhere`` is called for the other one first.
+        Returns the instances of which nothing more can be cut.
+        """
+        group, instance = open_groups.nonzero(as_tuple=True)
+        if not len(group):
+            return instance
+        _, best = self.unsafe.best_rows(self.found.rows)
+        row = best[group, instance]
+        rows = self.unsafe.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
+        cells = CutLeaves(bounds, instance, rows, self.unsafe.offsets[row, instance])
+        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        challenge = self._challenge(bounds.graph, bounds.region, search, [[g] for g in group.tolist()])
+        try:
+            search.grow()
+            share = [cells.shares[p] for p in range(len(row)) if search.left(p)]
+            if share and sum(share) / len(share) < HERE:
+                elsewhere()
+                for problem, place in enumerate(zip(row.tolist(), instance.tolist())):
+                    if self.found.rows[place] > 0:
+                        search.give_up(problem)
+            search.run(challenge)
+        finally:
+            for problem, s in enumerate(row.tolist()):
+                self._keep(search, problem, [s])
+        if search.interrupted:
+            raise KeyboardInterrupt
+        return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
+
+    def _keep(self, search: Search, problem: int, rows: list[int]) -> None:
+        instance = search.owner[problem]
+        for row in rows:
+            self.found.rows[row, instance] = max(float(self.found.rows[row, instance]), search.bound(problem))
+        self.found.notes[instance] = search.described(instance)
+
+    def _challenge(
+        self, graph: Graph, region: Region, search: Search, groups: Sequence[Sequence[int]]
+    ) -> Callable[[list[int], list[Any]], None] | None:
+        """Attacks from where open cells are worst; what breaks an instance ends the work on it."""
+        if self.effort.attack == "never":
+            return None
+
+        def challenge(problems: list[int], at: list[Any]) -> None:
+            pairs = [(k, problem, group) for k, problem in enumerate(problems) for group in groups[problem]]
+            table = torch.tensor([(k, search.owner[problem], group) for k, problem, group in pairs])
+            which, instance, group = table.to(self.found.attack.device).T
+
+            def margin(x: Tensor, some: Tensor) -> Tensor:
+                return self.unsafe.margins(graph(x).flatten(1), instance[some], group[some])
+
+            start = torch.stack(at).reshape(len(problems), *graph.input_shape)[which]
+            value, x = minimize_margin(
+                margin, region.take(instance), start, STEPS, RESTARTS, self.method.seed, deadline=self.effort.deadline
+            )
+            for k in value.argsort(descending=True).tolist():
+                i = int(instance[k])
+                if value[k] < self.found.attack[i]:
+                    self.found.attack[i], self.found.worst[i] = value[k], x[k]
+                if value[k] < 0:
+                    search.give_up_all(i)
+
+        return challenge
 
 
 @dataclass(frozen=True)
@@ -148,7 +204,7 @@ class _Pieces:
         for problem, (piece, instance) in enumerate(zip(self.piece.tolist(), self.instance.tolist())):
             self.known[piece, instance] = min(float(self.known[piece, instance]), -search.bound(problem))
             if search.left(problem):
-                notes[instance] = search.described(problem)
+                notes[instance] = search.described(instance)
         if search.interrupted:
             notes = dict.fromkeys(self.instance.tolist(), "interrupted") | notes
         return Highest(self.known.amax(0), notes, ({"trees": search.roots},))

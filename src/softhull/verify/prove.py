@@ -22,7 +22,7 @@ from ..propagate.second_order.specification import SecondOrderBounds
 from ..propagate.structure import Structure, pieces, positions
 from ..regions import Region
 from .bracket import Bracket, Effort
-from .branching import branch_margins
+from .branching import Margins, by_boxes
 from .unsafe import Unsafe
 
 
@@ -54,12 +54,18 @@ def _work(
     effort: Effort,
     found: Bracket,
 ) -> None:
-    if isinstance(method, Branch):
-        _work(graph, structure, region, unsafe, method.inner, effort, found)
-        left = _open(unsafe, found).any(0).nonzero()[:, 0]
-        branch_margins(graph, structure, region, unsafe, method, effort, found, left)
-        return
     work = _Work(graph, structure, region, unsafe, effort, found)
+    if isinstance(method, Branch):
+        margins = Margins(unsafe, method, effort, found)
+        if by_boxes(graph):
+            _work(graph, structure, region, unsafe, method.inner, effort, found)
+            margins.boxes(graph, structure, region, _open(unsafe, found).any(0).nonzero()[:, 0])
+            return
+        bounds = work.linear(method.second_order.linear)
+        work.attack_open()
+        stuck = margins.inside(bounds, _open(unsafe, found), lambda: work.products(bounds, method.second_order))
+        margins.boxes(graph, structure, region, stuck)
+        return
     if effort.attack == "always":
         work.attack(positions(region.lower))
     products = any(isinstance(node.operator, Bilinear) for node in graph.nodes)
@@ -175,6 +181,11 @@ class _Work:
             else:
                 low = pairs.lower(self.last, self.rows[s, b][None], contract=contract)
             self._keep(s, b, low[0], "gradient" if steps else "contracted" if contract else "linear")
+
+    def products(self, bounds: LinearBounds, method: SecondOrder) -> None:
+        """Second order where it is worth less than other work that waits: without fitted rows."""
+        if any(isinstance(node.operator, Bilinear) for node in self.graph.nodes):
+            self.second_order(bounds, replace(method, row_fit=False))
 
     def second_order(self, bounds: LinearBounds, method: SecondOrder) -> Tensor:
         """Second-order bounds on what is open; returns where they gained anything, ``[B]``.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..boxes import as_index
-from ..deadlines import OUT_OF_TIME, TimeLimits, deadline_after, interrupted, interruptible, passed
+from ..deadlines import OUT_OF_TIME, TimeLimits, deadline_after, interrupted, interruptible, passed, seconds_left
 from ..devices import device_of, moved
 from ..errors import InvalidInput
 from ..formats.inputs import fit_inputs, warn_of_labels, warn_of_units
@@ -22,7 +22,7 @@ from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Linear, Method
+from ..propagate.methods import Auto, Linear, Method
 from ..propagate.structure import Structure
 from ..regions import AnyPerturbation, Choices, Region, as_perturbation, rounded_down
 from .about import describe
@@ -137,7 +137,8 @@ def certified_radius(
             break
         region = perturbation.around(case.exact, torch.from_numpy(here).to(case.x), dtype)
         asked = _Asked(case, region, unsafe, find_method(how), _effort(None if attack else False, seed, memory), limits)
-        result = _result(asked, workers)
+        # The first radius must not take all of the time.
+        result = _result(asked, workers, share=1 / max(1, steps + 1 - done))
         search.learn(here, result.records)
         if progress is not None:
             progress(done + 1, len(rounds))
@@ -187,6 +188,9 @@ def verify_specification(
             f"the network {math.prod(graph.input_shape)} and {math.prod(graph.output_shape)}"
         )
     effort = replace(_effort(None, seed, memory), deadline=deadline_after(timeout))
+    chosen = find_method(method)
+    if isinstance(chosen, Auto):
+        chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
     structure = Structure(graph)
     bounds: list[float] = []
     left: set[str] = set()  # what is to be said unless a counterexample is found
@@ -200,7 +204,7 @@ def verify_specification(
         unsafe = moved(_unsafe_of(boxes, dtype), place)
         if not unsafe.groups:
             continue
-        bracket = prove(graph, structure, region, _middle(region), unsafe, find_method(method), effort)
+        bracket = prove(graph, structure, region, _middle(region), unsafe, chosen, effort)
         best, _ = unsafe.best_rows(bracket.rows)
         worst = float(best.min())
         bounds.append(worst)
@@ -323,13 +327,41 @@ class _Asked:
         return self.case.record(index, verdict, message=why)
 
 
-def _result(asked: _Asked, workers: int | str | None, progress: Progress | None = None) -> Result:
-    """Records of all instances; of those that are misclassified there is nothing to ask."""
+def _result(asked: _Asked, workers: int | str | None, progress: Progress | None = None, share: float = 1.0) -> Result:
+    """Records of all instances; of those that are misclassified there is nothing to ask.
+
+    ``share``: how much of the time that is left may be spent on cutting.
+    """
     case = asked.case
     found = answer_all(asked, case.correct.nonzero()[:, 0], asked.size, workers, progress)
     wrong = {i: case.record(i, Verdict.MISCLASSIFIED) for i in (~case.correct).nonzero()[:, 0].tolist()}
     records = tuple((found.records | wrong)[i] for i in range(len(case.x)))
-    return Result(records, found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
+    result = Result(records, found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
+    return _cut_open(asked, result, workers, share)
+
+
+def _cut_open(asked: _Asked, result: Result, workers: int | str | None, share: float) -> Result:
+    """What ``auto`` leaves open is cut into cells, where seconds are set for that or a time limit leaves some."""
+    left = [record.index for record in result.records if record.verdict is Verdict.UNKNOWN]
+    if not left or result.interrupted or not isinstance(asked.method, Auto) or isinstance(asked.region, Choices):
+        return result
+    limits = asked.limits
+    each = max(0.0, limits.each - result.seconds / len(result.records))
+    each = min(each, share * seconds_left(limits.deadline) / len(left))
+    method = asked.method.branching(each if each < math.inf else 0.0)
+    if method is None or each == 0:
+        return result
+    found = answer_all(
+        replace(asked, method=method, limits=replace(limits, each=each)), torch.tensor(left), asked.size, workers
+    )
+    records = list(result.records)
+    for i, record in found.records.items():
+        known = records[i].bound
+        if record.verdict is Verdict.UNKNOWN and known is not None:  # the better of two bounds
+            record = replace(record, bound=known if record.bound is None else max(known, record.bound))
+        records[i] = record
+    spent = result.cpu_seconds + found.cpu_seconds, result.seconds + found.seconds
+    return Result(tuple(records), *spent, found.interrupted, result.rounding)
 
 
 def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, seed: int) -> list[Record]:
