@@ -96,7 +96,7 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
         windows = np.stack([padded[..., i : i + v[1].shape[2]] for i in range(padded.shape[2] - v[1].shape[2] + 1)], 2)
         return np.asarray((windows[:, None] * v[1][None, :, :, None]).sum((2, 4)) + v[2][:, None])
     if kind == "MaxPool":
-        padded, size = _padded(v[0], attributes["pads"], number(-1e300)), attributes["kernel_shape"][0]
+        padded, size = _padded(v[0], attributes["pads"], number(-1024.0)), attributes["kernel_shape"][0]
         columns = [padded[..., i : padded.shape[2] - size + 1 + i] for i in range(size)]
         return np.asarray(functools.reduce(lambda a, c: a + _relu(c - a), columns))
     return np.asarray(
