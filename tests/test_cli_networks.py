@@ -61,7 +61,7 @@ def test_an_interrupt_ends_the_run_with_what_was_done(folder: Path, monkeypatch:
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("softhull.verify.prove._attack", interrupted)
+    monkeypatch.setattr("softhull.verify.margins.Margins.attack", interrupted)
     monkeypatch.setattr("softhull.verify.robustness._BATCH", 2)
     done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", "-")
     assert done.exit_code == 130

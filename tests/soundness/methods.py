@@ -31,13 +31,14 @@ from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Auto, Linear, Method, SecondOrder
 from softhull.propagate.second_order.forward import NoAffineForms
 from softhull.propagate.second_order.specification import SecondOrderBounds
-from softhull.propagate.structure import Structure
 from softhull.regions import Perturbation, Region
-from softhull.verify.prove import Effort, prove
+from softhull.verify.engine import solve
+from softhull.verify.ensemble import Ensemble, Joined
+from softhull.verify.margins import Margins
+from softhull.verify.problem import Effort, Problem
 from softhull.verify.robustness import _rounded_inside
 from softhull.verify.scores import SCORES
 from softhull.verify.uncertainty import verify_uncertainty
-from softhull.verify.unsafe import Unsafe
 from tests.solve.ensembles import ACTIVATIONS
 from tests.solve.ensembles import random_graph as random_dense
 
@@ -151,11 +152,12 @@ def margins(graph: Graph, region: Region, rows: Tensor, method: Method | None) -
         if method is not None:
             # Nothing is to be proved before the last stage has had its turn.
             offsets = found["linear walks"].nan_to_num(neginf=0.0) + 1
-            unsafe = Unsafe(rows.flatten(2), offsets, torch.arange(S))
+            claims = Margins(rows.flatten(2), offsets, torch.arange(S))
             effort = Effort(attack="never")
-            bracket = prove(graph, Structure(graph), region, region.lower, unsafe, method, effort)
-            # The rows of a bracket are less their offsets: what they say is that the sum is a bound.
-            found[type(method).__name__] = _sum_below(bracket.rows, offsets)
+            problem = Problem(Joined((Ensemble(graph),)), region, region.lower, claims)
+            bounds_less = solve(problem, method, effort).bounds
+            # These bounds are less their offsets: what they say is that the sum is a bound.
+            found[type(method).__name__] = _sum_below(bounds_less, offsets)
         row, instance = (t.flatten() for t in torch.meshgrid(torch.arange(S), torch.arange(B), indexing="ij"))
         never = rows.new_full((S * B,), math.inf)
         try:

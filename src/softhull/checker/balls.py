@@ -62,9 +62,11 @@ def minimum_over(rows: Balls, lower: Floats, upper: Floats) -> Balls:
 def round_down(value: arb) -> float:
     """A float that is certainly not above the ball; -inf when nothing is certain."""
     least = value.lower()
+    if least.is_nan():
+        return -math.inf
     found = float(least)
     while not arb(found) <= least:
-        if not found > -math.inf:  # a NaN, or an infinity that holds nothing
+        if not found > -math.inf:  # an infinity that holds nothing
             return -math.inf
         found = math.nextafter(found, -math.inf)
     return found

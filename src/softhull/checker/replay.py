@@ -39,7 +39,7 @@ from .balls import (
 from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
-from .forms import Forms, Part
+from .forms import Forms, Part, pairs_within
 from .network import Curve, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import least
@@ -285,7 +285,7 @@ class Knowledge:
 
         Theorem: ``centre + slope . e + rest`` lies within ``reach(slope)`` of the centre, plus the range of the rest.
         """
-        if node.rows.shape[1] == 1:  # a row of one entry has no differences
+        if not pairs_within(node).size:  # rows of which one entry is visible have no differences
             return
         pairs, lower, upper = self.forms.differences(node)
         self.learn_differences(node.x, pairs, *outward(lower, upper))
