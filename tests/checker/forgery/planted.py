@@ -101,7 +101,8 @@ PLANTED = [
         "if planes is None:",
         ("ensemble",),
     ),
-    P("half a row for a whole one", K, "references", "or frozenset(whole) not in rows", "", ("weighted",)),
+    P("half a row for a whole one", K, "references", "or frozenset(whole) not in rows", "",
+      ("weighted", "repeated", "removed")),
     # Rules
     P("chord too low", K, "chords", "arb(high) * (ONE - slope[i])", "arb(high) * (ONE - slope[i]) / 2", ("relu",)),
     P("McCormick sides swapped", K, "_term_by_term", "up * low + down * high", "up * high + down * low", ("product",)),

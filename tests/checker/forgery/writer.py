@@ -632,7 +632,7 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.rewrite_rules, 0.12),
     (Writer.double_planes, 0.04),
     (Writer.redirect, 0.06),
-    (Writer.leave_out, 0.04),
+    (Writer.leave_out, 0.08),
     (Writer.move_rule, 0.02),
     (Writer.move_steps, 0.08),
     (Writer.borrow, 0.08),
