@@ -180,8 +180,8 @@ def command(
     for record in with_progress(certified, len(certified), "certificates"):
         x = fit_inputs(network, dataset.take([record.index])).numpy()
         rivals = list(targets) if prop == "targets" else _runner_up(network, x) if prop == "runner-up" else None
-        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index
-        folder.keep(record.index, partial(class_certificate, *given, proved_by=record.proved_by, cuts=record.cuts))
+        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index, record, network
+        folder.keep(record.index, partial(class_certificate, *given))
     write_json(out, folder.described(result.to_dict() | more))
     if out != "-":
         click.echo(str(folder))

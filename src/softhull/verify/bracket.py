@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ..propagate.optimize import Chosen
+
+Apart = dict[int, list[Chosen]]
+
 
 @dataclass
 class Bracket:
@@ -20,6 +24,8 @@ class Bracket:
     notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
     # By row and instance: what proved a row that the first linear walk did not.
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)
+    # The same: what gradient steps chose for the row and, by softmax, for the score differences before it.
+    chosen: dict[tuple[int, int], tuple[Chosen, Apart]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -32,3 +38,4 @@ class Effort:
     restarts: int = 4
     seed: int = 0
     memory: int = 1 << 24
+    proofs: bool = False  # whether to keep what gradient steps choose

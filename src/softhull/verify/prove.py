@@ -16,12 +16,12 @@ from ..graph.graph import Graph
 from ..graph.operator import Bilinear
 from ..propagate.crown import LinearBounds, OutOfTime
 from ..propagate.methods import Auto, Branch, Linear, Method, Paper, SecondOrder
-from ..propagate.optimize import optimized_lower, with_better_differences
+from ..propagate.optimize import Chosen, optimized_lower, with_better_differences
 from ..propagate.second_order.forward import TENSORS, NoAffineForms
 from ..propagate.second_order.specification import SecondOrderBounds
 from ..propagate.structure import Structure, pieces, positions
 from ..regions import Region
-from .bracket import Bracket, Effort
+from .bracket import Apart, Bracket, Effort
 from .branching import branch_margins
 from .unsafe import Unsafe
 
@@ -141,8 +141,9 @@ class _Work:
         if among is not None:  # these bounds were not used before: contracted products come first
             self._improve(tightened, *self._rows_among(places), steps=0, places=places)
         rate, steps = method.learning_rate, method.optimize
-        tightened = with_better_differences(tightened, max(1, steps // 2), rate)
-        self._improve(tightened, *self._rows_among(places), steps=steps, places=places)
+        apart: Apart | None = {} if self.effort.proofs else None
+        tightened = with_better_differences(tightened, max(1, steps // 2), rate, apart)
+        self._improve(tightened, *self._rows_among(places), steps=steps, places=places, apart=apart)
 
     def _places(self, instances: Tensor) -> Tensor:
         """Where every instance of the batch is among some of them; -1 for the others."""
@@ -163,18 +164,29 @@ class _Work:
         steps: int,
         places: Tensor | None = None,
         contract: bool = True,
+        apart: Apart | None = None,
     ) -> None:
-        """Walk again for the best row of every open group, with contracted products and gradient steps."""
+        """Walk again for the best row of every open group, with contracted products and gradient steps.
+
+        ``apart``: what was chosen for score differences, where choices are kept.
+        """
         rate = bounds.method.learning_rate
         for part in pieces(positions(row), _together(bounds)):
             bounds.check_time()
             s, b = row[part], instance[part]
             pairs = bounds.take(b if places is None else places[b])
+            rows, chosen = self.rows[s, b][None], None
             if steps:
-                low = optimized_lower(pairs, self.last, self.rows[s, b][None], steps, rate, self.unsafe.offsets[s, b])
+                chosen = None if apart is None else Chosen(rows)
+                low = optimized_lower(pairs, self.last, rows, steps, rate, self.unsafe.offsets[s, b], chosen)
             else:
-                low = pairs.lower(self.last, self.rows[s, b][None], contract=contract)
+                low = pairs.lower(self.last, rows, contract=contract)
             self._keep(s, b, low[0], "gradient" if steps else "contracted" if contract else "linear")
+            if chosen is not None and apart is not None and places is not None:
+                for place, (row, instance) in enumerate(zip(s.tolist(), b.tolist())):
+                    if self.found.proved_by.get((row, instance)) == "gradient":
+                        before = {i: [c.of(int(places[instance])) for c in found] for i, found in apart.items()}
+                        self.found.chosen[row, instance] = chosen.of(place), before
 
     def second_order(self, bounds: LinearBounds, method: SecondOrder) -> Tensor:
         """Second-order bounds on what is open; returns where they gained anything, ``[B]``.

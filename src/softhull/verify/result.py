@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from .bracket import Apart, Chosen
+
 
 class Verdict(Enum):
     """What is known of one instance; ``advice`` says what a user can do next."""
@@ -51,6 +53,8 @@ class Record:
     cuts: tuple[tuple[int, float], ...] = field(default=(), repr=False)
     # What proved that the label stays ahead of a rival, by rival, where it was not a plain linear walk; None: unknown.
     proved_by: Mapping[int, str] | None = field(default=None, repr=False, compare=False)
+    # What gradient steps chose, by rival: for the rival and for the score differences before it.
+    chosen: Mapping[int, tuple[Chosen, Apart]] = field(default_factory=dict, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         plain = {

@@ -312,10 +312,13 @@ def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, u
     bound = float(best.min()) if len(best) else math.inf
     attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
     if bound > 0:
-        least = unsafe.rows[:, place].argmin(-1).tolist() if unsafe.rows.shape[-1] > 1 else ()
+        rows = unsafe.rows[:, place]
+        least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - label] * len(rows)  # a logit stands for both
         how = {rival: bracket.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in bracket.proved_by}
+        chosen = {rival: bracket.chosen[s, place] for s, rival in enumerate(least) if (s, place) in bracket.chosen}
         note, cuts = bracket.notes.get(place, ""), bracket.cuts.get(place, ())
-        return Record(i, Verdict.CERTIFIED, label, bound, attack, message=note, cuts=cuts, proved_by=how)
+        known = {"cuts": cuts, "proved_by": how, "chosen": chosen}
+        return Record(i, Verdict.CERTIFIED, label, bound, attack, message=note, **known)
     message = "; ".join(filter(None, (bracket.stopped or Verdict.UNKNOWN.advice, bracket.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
