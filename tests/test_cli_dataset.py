@@ -89,7 +89,7 @@ def metrics(path: str) -> dict[str, Any]:
 def test_a_time_limit_ends_with_what_is_known_and_a_second_run_goes_on(folder: Path) -> None:
     ask = ("dataset", "net.onnx", *ASK, "--eps", "0.02", "--indices", "0:6")
     assert run(*ask, "--json", "plain.json").exit_code == 0
-    late = run(*ask, "--store", "runs.db", "--timeout", "0", "--json", "late.json")
+    late = run(*ask, "--store", "runs.db", "--budget", "0", "--json", "late.json")
     assert late.exit_code == 0, late.output
     assert "6 of 6 samples were not reached; nothing is claimed of them" in late.output
     found, plain = metrics("late.json"), metrics("plain.json")
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_with_what_is_known_and_a_second_run_goes_on(folder: Path, m
         return answer_batch(batch, load)
 
     with monkeypatch.context() as patch:
-        patch.setattr("softhull.runs.single.Limits", partial(Limits, batch=3))
+        patch.setattr("softhull.runs.engine.Limits", partial(Limits, batch=3))
         patch.setattr("softhull.runs.single.answer_batch", impatient)
         cut = run(*ask, "--json", "cut.json", "--certificates", "proofs")
     assert cut.exit_code == 130, cut.output
@@ -240,7 +240,7 @@ def test_files_that_are_no_results_are_refused_in_one_line(folder: Path, content
 
 def test_what_does_not_fit_together_is_refused(folder: Path) -> None:
     ask = ("dataset", "net.onnx", *ASK, "--eps", "0.01")
-    assert "name one with --store" in refused(*ask, "--executor", "local:1")
+    assert "it is about a --store; name one" in refused(*ask, "--executor", "local:1")
     assert "belongs to --outside" in refused(*ask, "--outside-indices", "0:3")
     assert "choose lac" in refused("conformal", "net.onnx", *ASK[:-2], "--eps", "0.01", "--scores", "best")
     assert "alpha" in refused("conformal", "net.onnx", *ASK[:-2], "--eps", "0.01", "--alpha", "2")

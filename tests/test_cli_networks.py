@@ -124,11 +124,16 @@ def test_bad_input_leaves_earlier_results_alone(folder: Path) -> None:
     assert out.read_text() == "earlier results"
 
 
-def test_an_unwritable_file_still_shows_the_verdicts(folder: Path) -> None:
-    out = folder / "missing" / "out.json"
-    done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", out)
-    assert done.exit_code == 2
-    assert "certified" in done.output
+def test_a_file_that_cannot_be_written_is_named_before_the_work_begins(folder: Path) -> None:
+    for option in ("--json", "--certificates"):
+        out = folder / "net.onnx" / "out"  # below a file
+        done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, option, out)
+        assert done.exit_code == 2
+        assert "cannot be written" in done.output
+        assert "certified" not in done.output
+    out = folder / "missing" / "out.json"  # its folder is made
+    assert run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", out).exit_code == 0
+    assert out.is_file()
 
 
 def test_files_that_are_not_what_they_should_be(folder: Path) -> None:

@@ -104,10 +104,11 @@ def test_logits_and_probabilities_mean_the_same(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_an_unwritable_file_does_not_take_the_answer_with_it() -> None:
-    done = run("net.onnx --data data.npz --eps 0.05 --json missing/out.json")
+def test_a_file_that_cannot_be_written_is_named_before_the_work_begins() -> None:
+    done = run("net.onnx --data data.npz --eps 0.05 --json net.onnx/out.json")
     assert done.exit_code == 2
-    assert "certified at most" in done.output
+    assert "cannot be written" in done.output
+    assert "certified at most" not in done.output
 
 
 @pytest.mark.usefixtures("folder")

@@ -25,6 +25,6 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
     hide = "import sys; sys.modules['torch'] = None; import softhull\ntry:\n    softhull.verify_robustness\n"
     show = "except softhull.MissingExtra as problem:\n    print(problem)"
     run = subprocess.run([sys.executable, "-c", hide + show], capture_output=True, text=True, check=False)
-    assert run.stdout.strip() == "verify_robustness needs torch; install it with: pip install 'softhull[onnx]'", (
-        run.stderr
-    )
+    assert (
+        run.stdout.strip() == "verify_robustness needs torch, which is not installed: pip install 'softhull[onnx]'"
+    ), run.stderr

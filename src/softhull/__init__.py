@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .propagate.second_order.quadratic import quadratic_lower_bound as quadratic_lower_bound
     from .regions import Alternatives as Alternatives
     from .regions import Perturbation as Perturbation
+    from .runs.python import RunStore as RunStore
     from .solve.conic import Conic as Conic
     from .solve.cutting import CuttingPlanes as CuttingPlanes
     from .solve.dual import Dual as Dual
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from .verify.conformal import study_conformal as study_conformal
     from .verify.dataset import DatasetReport as DatasetReport
     from .verify.dataset import certify_dataset as certify_dataset
+    from .verify.radii import CertifiedRadii as CertifiedRadii
+    from .verify.result import Record as Record
     from .verify.result import Result as Result
     from .verify.result import Verdict as Verdict
     from .verify.robustness import certified_radius as certified_radius
@@ -83,7 +86,10 @@ _ON_FIRST_USE = {
     "Perturbation": ("regions", "onnx"),
     "QuadraticBound": ("propagate.second_order.quadratic", "onnx"),
     "quadratic_lower_bound": ("propagate.second_order.quadratic", "onnx"),
+    "CertifiedRadii": ("verify.radii", "onnx"),
+    "Record": ("verify.result", "onnx"),
     "Result": ("verify.result", "onnx"),
+    "RunStore": ("runs.python", "onnx"),
     "Verdict": ("verify.result", "onnx"),
     "certified_radius": ("verify.robustness", "onnx"),
     "verify_robustness": ("verify.robustness", "onnx"),
@@ -124,7 +130,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f".{module}", __name__), name)
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"{name} needs {missing.name}; install it with: pip install 'softhull[{extra}]'") from None
+        package = missing.name
+        raise MissingExtra(f"{name} needs {package}, which is not installed: pip install 'softhull[{extra}]'") from None
 
 
 def __dir__() -> list[str]:

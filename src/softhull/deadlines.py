@@ -1,4 +1,4 @@
-"""When to stop: one meaning of ``timeout`` and of Ctrl-C for every question.
+"""When to stop: one meaning of ``timeout``, ``budget`` and Ctrl-C for every question.
 
 Ctrl-C is a deadline that has passed: whatever looks at its deadline returns the best found so far.
 """
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Real
 from types import FrameType
 
@@ -33,6 +34,24 @@ def deadline_after(timeout: float | None, name: str = "timeout") -> float:
     if not isinstance(timeout, Real) or isinstance(timeout, bool) or not timeout >= 0:
         raise InvalidInput(f"{name} must be a number of seconds of at least 0, got {timeout!r}")
     return time.monotonic() + timeout
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """How long a question may take: until ``deadline`` in all, and ``each`` seconds for an instance."""
+
+    deadline: float = math.inf
+    each: float = math.inf
+
+    @classmethod
+    def of(cls, timeout: float | None, budget: float | None) -> TimeLimits:
+        """Limits from now on: ``timeout`` seconds for an instance, ``budget`` seconds for all of them."""
+        deadline_after(timeout)  # refuses what is not a number of seconds
+        return cls(deadline_after(budget, "budget"), math.inf if timeout is None else timeout)
+
+    def for_batch(self, count: int) -> float:
+        """The deadline of ``count`` instances that are worked on together from now on: they share their time."""
+        return min(self.deadline, time.monotonic() + self.each * count)
 
 
 def passed(deadline: float | None) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 LONGEST_LINE = 2000  # characters of one message
@@ -40,6 +42,15 @@ def quoted(found: Any, most: int = 80) -> str:
         return f"a {type(found).__name__}"
     text = str(found)
     return repr(text[:most]) + ("..." if len(text) > most else "")
+
+
+def unknown(kind: str, name: Any, known: Iterable[str], more: str = "") -> str:
+    """A message about a name that is not known: the nearest one, or all there are and ``more``."""
+    names = list(known)
+    near = get_close_matches(str(name).lower(), names, 1)
+    listed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else "".join(names)
+    remedy = f"did you mean {near[0]}?" if near else f"choose {listed}{more}"
+    return f"unknown {kind} {quoted(name)}; {remedy}"
 
 
 class InputWarning(UserWarning):
@@ -87,3 +98,35 @@ class DomainError(SofthullError):
 
 class MissingExtra(SofthullError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+# The extra that brings a package; networks need ONNX and torch together.
+EXTRAS = {
+    "click": "cli",
+    "rich": "cli",
+    "torch": "onnx",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "from-torch",
+    "highspy": "lp",
+    "cvxpy": "conic",
+    "clarabel": "conic",
+    "scs": "conic",
+    "flint": "check",
+    "vnnlib": "vnnlib",
+    "matplotlib": "plot",
+    "mpl_toolkits": "plot",
+    "distributed": "dask",
+    "dask": "dask",
+    "pyarrow": "parquet",
+    "pandas": "pandas",
+    "jax": "jax",
+}
+
+
+def missing_extra(problem: ImportError, what: str = "this") -> MissingExtra | None:
+    """What to install for a package that could not be imported; None where no extra brings it."""
+    package = (problem.name or "").split(".")[0]
+    if package not in EXTRAS:
+        return None
+    return MissingExtra(f"{what} needs {package}, which is not installed: pip install 'softhull[{EXTRAS[package]}]'")

@@ -20,7 +20,7 @@ GOOD = np.array([[0.0, 1.0], [2.0, 3.0]])
         ({"lower": [[0.0, 1.0], [2.0, 5.5]]}, r"lower > upper at index \(1, 1\): lower = 5.5, upper = 4.0"),
         ({"lower": np.zeros((2, 3))}, r"shapes do not fit together: lower \(2, 3\), upper \(2, 2\)"),
         ({"lower": np.zeros((2, 0)), "upper": np.zeros((2, 0))}, "at least one logit"),
-        ({"bound": "hul"}, "unknown bound 'hul'; known: const, lin, er"),
+        ({"bound": "hul"}, "unknown bound 'hul'; did you mean hull"),
         ({"bound": "lse/none"}, "unknown bound 'lse/none'"),
         ({"bound": 3}, "bound must be a name, not int"),
         ({"bound": "lse2", "lower": np.zeros(3), "upper": np.ones(3)}, "defined for K = 2 only"),

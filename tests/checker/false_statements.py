@@ -178,6 +178,20 @@ def old_broadcast(folder: Path) -> Forgery:
     return _forged(folder, model, certificate(model, [0, 0, 0, 0], 0.1, claim, [step], arrays), [0, 0, 0, 0])
 
 
+def mask_turned_around(folder: Path) -> Forgery:
+    """``softmax(-(x + (-inf, 0)))``: one logit is +inf, ahead of the other by any margin, and no output is a number."""
+    nodes = [
+        helper.make_node("Add", ["x", "mask"], ["m"]),
+        helper.make_node("Neg", ["m"], ["l"]),
+        helper.make_node("Softmax", ["l"], ["y"], axis=-1),
+    ]
+    model = save(folder / "m.onnx", nodes, {"mask": np.array([[-np.inf, 0]], F)}, [1, 2])
+    arrays = {"pair": np.array([[0, 1]]), "low": np.array([0.5]), "high": np.array([np.inf])}
+    step = {"claim": "differences", "tensor": "0:l", "entries": "pair", "lower": "low", "upper": "high"}
+    claim = {"kind": "class", "label": 0, "rivals": [1]}
+    return _forged(folder, model, certificate(model, [0, 0], 0.1, claim, [step], arrays), [0, 0])
+
+
 FORGERIES: dict[str, Callable[[Path], Forgery]] = {
     found.__name__: found
     for found in (
@@ -186,5 +200,6 @@ FORGERIES: dict[str, Callable[[Path], Forgery]] = {
         repeated_logits_before_a_product,
         two_operator_sets,
         old_broadcast,
+        mask_turned_around,
     )
 }

@@ -115,6 +115,23 @@ def test_an_honest_statement_is_accepted_and_true(honest: Path) -> None:
                 assert sign * value <= sign * radius.metrics[name] + 1e-9, name
 
 
+def test_labels_that_no_file_confirms_are_said_so(honest: Path, folder: Path) -> None:
+    """Metrics are about labels: inputs that are compared with a file without labels do not confirm them."""
+    assert "NOT compared" not in str(check(honest / "statement.json"))
+    np.savez(folder / "inputs.npz", x=load_dataset(folder / DATA).x)
+    found = check(folder / "statement.json", "inputs.npz")
+    assert found.accepted
+    assert "labels: as the statement says, NOT compared" in str(found)
+    assert found.to_dict()["statement"]["inputs"]["labels"] == "statement"
+
+
+@pytest.mark.parametrize("eps", [-0.01, None, True, "0.01", 1e400])
+def test_radii_are_numbers_of_at_least_0(folder: Path, eps: Any) -> None:
+    """Even where nothing is known of any sample, so that no certificate says what its radius is."""
+    nothing = {"eps": eps, "certificates": [None] * len(INDICES), "metrics": {"accuracy": 0.0}}
+    assert "no radii" in rejected(edit(folder, lambda h: h.update(radii=[nothing])))
+
+
 def test_the_command_says_all_of_it(honest: Path, tmp_path: Path) -> None:
     models = [part for model in MODELS for part in ("--model", str(honest / model))]
     data = str(honest / DATA)
@@ -125,7 +142,12 @@ def test_the_command_says_all_of_it(honest: Path, tmp_path: Path) -> None:
     assert verdict["verdict"] == "accepted"
     (radius,) = verdict["statement"]["radii"]
     assert radius["eps"] == 0.01
-    assert verdict["statement"]["inputs"] == {"indices": INDICES, "data": data, "total": 8}
+    assert verdict["statement"]["inputs"] == {
+        "indices": INDICES,
+        "data": data,
+        "total": 8,
+        "labels": "data",
+    }
     done = CliRunner().invoke(app, [*ask, "--indices", "0:3"])
     assert (done.exit_code, done.output.count("\n")) == (1, 1)
     for wrong in (["--index", "1"], ["--label", "1"]):

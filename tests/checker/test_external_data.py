@@ -9,8 +9,11 @@ import onnx
 import pytest
 from onnx import helper
 
+from softhull.checker.check import sha256
+from softhull.checker.external_data import digest_of
 from softhull.checker.network import Networks
 from softhull.errors import ModelError
+from softhull.formats.external_data import model_digest
 from softhull.formats.onnx import load_onnx
 
 from .evaluate import save, values
@@ -39,6 +42,15 @@ def test_another_byte_is_another_model(tmp_path):
     assert Networks([path]).digests != before
 
 
+def test_models_that_are_cut_elsewhere_have_other_sums():
+    """A file of protobuf may go on where its constants begin: with all bytes in a row, both would have one sum."""
+    ways = [(b"abc", []), (b"ab", [b"c"]), (b"a", [b"bc"]), (b"a", [b"b", b"c"])]
+    sums = [digest_of(*way) for way in ways]
+    assert sums == [model_digest(*way) for way in ways]
+    assert len(set(sums)) == len(ways)
+    assert sums[0] == sha256(b"abc")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
@@ -51,6 +63,7 @@ def test_another_byte_is_another_model(tmp_path):
         ("length", "99999999999", "out of range"),
         ("offset", "-1", "out of range"),
         ("offset", "many", "cannot be read"),
+        ("location twice", "weights.bin", "twice"),
     ],
 )
 def test_nothing_else_is_read(tmp_path, key, value, what):
@@ -63,6 +76,8 @@ def test_nothing_else_is_read(tmp_path, key, value, what):
     entries = {entry.key: entry for entry in model.graph.initializer[0].external_data}
     if key in entries:
         entries[key].value = value
+    elif key == "location twice":
+        model.graph.initializer[0].external_data.add(key="location", value=value)
     else:
         model.graph.initializer[0].external_data.add(key=key, value=value)
     path.write_bytes(model.SerializeToString())

@@ -31,13 +31,14 @@ REFUSALS = {
     "one_logit_ahead_of_itself": "not proved that class 0 stays ahead of class 1",
     "two_operator_sets": "operator sets twice",
     "old_broadcast": r"\(Add\): not covered in operator set 6",
+    "mask_turned_around": r"\(Neg\): -inf in anything but a mask",
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refused(name: str, tmp_path: Path) -> None:
     forged = FORGERIES[name](tmp_path)
-    if name in ("two_operator_sets", "old_broadcast"):
+    if name in ("two_operator_sets", "old_broadcast", "mask_turned_around"):
         with pytest.raises(ModelError, match=REFUSALS[name]):
             forged.check()
     else:
@@ -76,6 +77,52 @@ def test_a_softmax_of_one_entry_has_no_sign_to_keep(label: int, tmp_path: Path) 
     found = false_statements.certificate(model, [-1, -1], 0.1, claim, [], {})
     write_certificate(tmp_path / "one.npz", found)
     assert check_certificate(tmp_path / "one.npz", [model]).accepted == (label == 1)
+
+
+def test_the_logarithm_of_a_softmax_of_one_entry_is_refused(tmp_path: Path) -> None:
+    """It is 0 for every input, and no class is kept; its probability, 1, would have a sign."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["l"]),
+        helper.make_node("LogSoftmax", ["l"], ["y"], axis=-1),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, {"w": np.ones((2, 1), F)}, [1, 2])
+    found = false_statements.certificate(model, [-1, -1], 0.1, {"kind": "class", "label": 1}, [], {})
+    write_certificate(tmp_path / "one.npz", found)
+    with pytest.raises(ModelError, match="rows of one probability"):
+        check_certificate(tmp_path / "one.npz", [model])
+
+
+MASK = np.array([[-np.inf, 0, 0]], F)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "what"),
+    [
+        ([("Mul", ["m", "w"])], "-inf in anything but a mask"),  # +inf, and 0 times -inf
+        ([("Relu", ["m"])], "-inf in anything but a mask"),
+        ([("MatMul", ["m", "turn"])], "-inf in anything but a mask"),
+        ([("Add", ["m", "other"])], "masked completely"),  # each mask leaves something, both together nothing
+        ([("Add", ["m", "some"])], None),
+        ([("Mul", ["m", "twice"])], None),
+    ],
+)
+def test_what_a_mask_may_meet(nodes: list[tuple[str, list[str]]], what: str | None, tmp_path: Path) -> None:
+    constants = {
+        "mask": MASK,
+        "w": np.array([[-1, 0, 1]], F),
+        "turn": np.eye(3, dtype=F)[::-1].copy(),
+        "other": np.array([[0, -np.inf, -np.inf]], F),
+        "some": np.array([[0, -np.inf, 0]], F),
+        "twice": np.full((1, 3), 2, F),
+    }
+    last = [helper.make_node(name, operands, ["l"]) for name, operands in nodes]
+    made = [helper.make_node("Add", ["x", "mask"], ["m"]), *last, helper.make_node("Softmax", ["l"], ["y"], axis=-1)]
+    model = save(tmp_path / "m.onnx", made, constants, [1, 3])
+    if what is None:
+        assert Networks([model]).logits
+    else:
+        with pytest.raises(ModelError, match=what):
+            Networks([model])
 
 
 def test_walks_with_quadratics_have_no_value_before_the_input(tmp_path: Path) -> None:

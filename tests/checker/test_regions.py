@@ -88,6 +88,31 @@ def test_honest_certificates_are_accepted_and_say_what_they_are_about(
     assert "a plain region is demanded" in check_certificate(tmp_path / "c.npz", [model], eps=0.01).reason
 
 
+def test_limits_are_said_with_the_clip_range_that_narrows_them(
+    model: Path, written: dict[str, Certificate], tmp_path: Path
+) -> None:
+    box = written["box"]
+    clip = [float(X.min()), float(X.max())]
+    write_certificate(
+        tmp_path / "c.npz", Certificate(box.header | {"region": box.header["region"] | {"clip": clip}}, box.arrays)
+    )
+    text = str(check_certificate(tmp_path / "c.npz", [model]))
+    assert f"all within the limits, clipped to {clip[0]!r} to {clip[1]!r}" in text
+    assert f"moving: {X.size} of {X.size} entries" in text
+
+
+def test_alternatives_that_may_not_be_taken_are_one_input(
+    model: Path, written: dict[str, Certificate], tmp_path: Path
+) -> None:
+    some = written["one alternative"]
+    none = Certificate(some.header | {"region": some.header["region"] | {"at_most": 0}}, some.arrays)
+    write_certificate(tmp_path / "c.npz", none)
+    found = check_certificate(tmp_path / "c.npz", [model])
+    assert found.accepted
+    assert "AT THIS ONE INPUT ONLY" in found.reason
+    assert f"moving: 0 of {X.size} entries" in str(found)
+
+
 def larger(certificate: Certificate, factor: float) -> Certificate:
     """The same proof about a region that holds the old one, far beyond what is true of it."""
     arrays = dict(certificate.arrays)

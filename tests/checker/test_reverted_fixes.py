@@ -60,12 +60,17 @@ def _cover_every_add(patch: Patch) -> None:
     patch.setitem(OPERATORS, "Add", [replace(rule, since=1, attributes=kinds) for rule in OPERATORS["Add"]])
 
 
+def _follow_no_masks(patch: Patch) -> None:
+    patch.setattr(network.Networks, "_follow_masks", lambda *_: None)
+
+
 REVERTS: dict[str, Callable[[Patch], None]] = {
     "stop_behind_a_split": _forget_quadratics,
     "one_logit_ahead_of_itself": _overwrite_repeated_entries,
     "repeated_logits_before_a_product": _overwrite_repeated_entries,
     "two_operator_sets": _take_the_first_operator_set,
     "old_broadcast": _cover_every_add,
+    "mask_turned_around": _follow_no_masks,
 }
 
 

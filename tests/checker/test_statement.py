@@ -39,7 +39,8 @@ def test_the_whole_statement(attention: Case) -> None:
     statement = found.to_dict()["statement"]
     label = attention.certificate.header["property"]["label"]
     assert statement["models"] == [{"file": str(model), "sha256": sha256(model.read_bytes())}]
-    assert statement["region"] == {"eps": 0.05, "norm": "inf", "clip": [0.0, 1.0], "single_input": False}
+    region = {"eps": 0.05, "norm": "inf", "clip": [0.0, 1.0], "moving": 64, "single_input": False}
+    assert statement["region"] == region
     given = {"index": 0, "sha256": attention.certificate.header["input"]["sha256"]}
     assert statement["input"] == given | {"from": "data", "data": str(DIGITS)}
     rivals = [k for k in range(10) if k != label]

@@ -118,6 +118,35 @@ HOSTILE: dict[str, tuple[tuple[int, ...], Make]] = {
     "sum that broadcasts": ((20_000, 1), lambda b: b.op("Add", "x", b.op("Transpose", "x"))),
     "power that broadcasts": ((20_000, 1), lambda b: b.op("Pow", "x", b.const(np.full((1, 20_000), 2.0)))),
     "deep chain": ((1, BIG), lambda b: _doubled(b, "x", 400, lambda v: b.op("Tanh", v))),
+    "pad of a constant": (
+        (1, 4),
+        lambda b: _plus(b, b.op("Pad", b.const(np.ones((1, 4))), b.ints(0, 0, 0, 4 * 10**8))),
+    ),
+    "pad": ((1, 4), lambda b: b.op("Pad", "x", b.ints(0, 0, 10**5, 10**5))),
+    "tile": ((1, 4), lambda b: b.op("Tile", "x", b.ints(BIG, BIG))),
+    "maximum over a huge window": (
+        (1, 1, 1, 1),
+        lambda b: b.op("MaxPool", "x", kernel_shape=[40_000] * 2, pads=[30_000] * 4),
+    ),
+    "maximum with huge pads": ((1, 1, 4), lambda b: b.op("MaxPool", "x", kernel_shape=[10**9], pads=[9 * 10**8] * 2)),
+    "transposed convolution with a huge stride": (
+        (1, 1, 2, 2),
+        lambda b: b.op("ConvTranspose", "x", b.const(np.ones((1, 1, 1, 1))), strides=[10**5] * 2),
+    ),
+    "transposed convolution with huge holes": (
+        (1, 1, 2, 2),
+        lambda b: b.op("ConvTranspose", "x", b.const(np.ones((1, 1, 2, 2))), dilations=[10**5] * 2),
+    ),
+    "resize": ((1, 1, 2, 2), lambda b: b.op("Resize", "x", "", b.const([1, 1, 1e5, 1e5], np.float32))),
+    "resize to a size": ((1, 1, 2, 2), lambda b: b.op("Resize", "x", "", "", b.ints(1, 1, 10**5, 10**5))),
+    "gather of points": (
+        (1, BIG),
+        lambda b: b.op("GatherND", "x", b.const(np.zeros((1000, 1)), np.int64)),
+    ),
+    "scores of all tokens": (
+        (1, 20_000, 1),
+        lambda b: b.op("MatMul", "x", b.op("Transpose", "x", perm=[0, 2, 1])),
+    ),
     "shapes without end": ((1, 4), lambda b: b.op("Reshape", "x", b.const(np.ones(10**6), np.int64))),
 }
 

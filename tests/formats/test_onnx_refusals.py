@@ -55,6 +55,11 @@ REFUSED: dict[str, tuple[tuple[int | str, ...], Callable[[Builder], str], str]] 
         lambda b: b.op("Add", "x", b.op("Add", b.const(np.zeros((10**5, 1))), b.const(np.zeros(10**5)))),
         r"\(Add\).*too large",
     ),
+    "least whole number over -1": (  # the processor would end the process
+        (1, 4),
+        lambda b: b.op("Add", "x", b.op("Cast", b.op("Div", b.ints(-(2**63)), b.ints(-1)), to=TensorProto.FLOAT)),
+        r"\(Div\).*beyond its range",
+    ),
     "symbolic size": (("N", "M"), lambda b: b.op("Relu", "x"), "symbolic; export the model with fixed sizes"),
     "constant output": ((1, 4), lambda b: b.op("Identity", b.const(1.0)), "does not depend on the input"),
     "random": ((1, 4), lambda b: b.op("Add", "x", b.op("RandomNormal", shape=[4])), r"\(RandomNormal\)"),

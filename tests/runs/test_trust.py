@@ -208,7 +208,7 @@ def test_a_recheck_that_ran_out_of_time_confirms_nothing(folder: Path) -> None:
         "-",
     )
     call(*ask)
-    checked = json.loads(call(*ask, "--recheck", "--timeout", 0).stdout)
+    checked = json.loads(call(*ask, "--recheck", "--budget", 0).stdout)
     assert checked["differences"] == []
     assert all(record["from_store"] for record in checked["instances"])
 

@@ -77,7 +77,7 @@ def test_batches_before_the_deadline_are_not_lost(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(robustness, "_BATCH", 4)
     out = tmp_path / "out.json"
     done = call(
-        *("verify", MLP, "--data", DIGITS, "--eps", 0.001, "--indices", "0:12", "--timeout", 500, "--method", "linear"),
+        *("verify", MLP, "--data", DIGITS, "--eps", 0.001, "--indices", "0:12", "--budget", 500, "--method", "linear"),
         *("--no-attack", "--json", out),
     )
     assert done.exit_code == 0, done.output

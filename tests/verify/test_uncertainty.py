@@ -172,6 +172,7 @@ def test_the_result_as_plain_data():
     plain = verify_uncertainty(graphs, x, [0, 1], Perturbation(0.1), attack=QUICK).to_dict()
     assert {"bound", "attack", "clean", "cpu_seconds"} <= set(plain["summary"])
     fields = {"index", "label", "verdict", "bound", "attack", "clean"}
+    fields |= {"predicted", "new_class", "cpu_seconds", "seconds"}
     assert [set(instance) for instance in plain["instances"]] == [fields] * 2
 
 
@@ -185,7 +186,7 @@ def test_the_result_as_plain_data():
         ({"x": torch.rand(2, 5)}, InvalidInput, "does not fit the network's input"),
         ({"x": torch.full((2, 4), torch.nan)}, InvalidInput, "not a finite number"),
         ({"x": torch.full((2, 4), 1.5)}, InvalidInput, "outside the clip range"),
-        ({"score": "likelihood"}, InvalidInput, "unknown score 'likelihood'; known: nll"),
+        ({"score": "likelihood"}, InvalidInput, "unknown score 'likelihood'; choose nll"),
         ({"score": "confidence:x"}, InvalidInput, "unknown score 'confidence:x'"),
         ({"score": "confidence:7"}, InvalidInput, "there are 3 classes"),
         ({"timeout": math.nan}, InvalidInput, "timeout must be a number"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, unknown
 from .constant import const_lower, const_upper
 from .er import er_lower, er_upper
 from .hull import hull_lower, hull_upper
@@ -153,4 +153,4 @@ def find_bound(name: str) -> Bound:
     if slash and below in BOUNDS and above in BOUNDS:
         low, high = BOUNDS[below], BOUNDS[above]
         return Bound(name, low.lower, high.upper, f"below: {low.summary}; above: {high.summary}")
-    raise InvalidInput(f"unknown bound {name!r}; known: {', '.join(BOUNDS)}, or a pair such as 'lse*/lse'")
+    raise InvalidInput(unknown("bound", name, BOUNDS, ", or a pair such as 'lse*/lse'"))

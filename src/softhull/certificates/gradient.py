@@ -88,9 +88,8 @@ class Followed:
             for chosen in apart[twin]:
                 # The differences that this part of the run is about: places of the larger and of the smaller one.
                 rows = chosen.rows[:, 0].flatten(1).numpy()
-                specifications = {
-                    ends: s for s, ends in enumerate(zip(rows.argmax(1).tolist(), rows.argmin(1).tolist()))
-                }
+                larger, smaller = rows.argmax(1).tolist(), rows.argmin(1).tolist()
+                specifications = {ends: s for s, ends in enumerate(zip(larger, smaller))}
                 ends = [tuple(pair) for pair in order[places.at].tolist()]
                 mine = [i for i, (a, b) in enumerate(ends) if {(a, b), (b, a)} <= specifications.keys()]
                 for part in self.proof.parts(np.array(mine, dtype=np.int64), 2):

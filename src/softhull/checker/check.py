@@ -107,7 +107,7 @@ def judge(path: str | Path, check: Callable[[], Checked]) -> Checked:
         return Checked(False, str(problem))
     except CertificateError as problem:
         raise CertificateError(f"{path}: {problem}") from None
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as problem:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as problem:
         raise CertificateError(f"{path}: malformed ({type(problem).__name__}: {str(problem)[:80]})") from None
 
 
@@ -124,6 +124,10 @@ class DataFile:
 
     def __len__(self) -> int:
         return len(self._x)
+
+    @property
+    def labelled(self) -> bool:
+        return self._y is not None
 
     def input(self, at: int | None) -> Floats:
         """One input as a row; bytes are shades from 0 to 1."""
@@ -167,7 +171,8 @@ class _Check:
                     return Checked(False, place + what, count + number, count + len(steps))
             count += len(steps)
             claim, words = conclusion(self.statement.property, self.networks, self.known, self.scores)
-        found = self.statement.concluded(words, claim, bool(np.array_equal(self.region.lower, self.region.upper)))
+        moving = int((self.region.lower < self.region.upper).sum())
+        found = self.statement.concluded(words, claim, moving, self.networks.input_size)
         return Checked(True, str(found), None, count, found)
 
     def _cells(self) -> list[tuple[Region, list[Any]]]:
@@ -392,6 +397,8 @@ def choices(x: Floats, parts: Mapping[str, Any]) -> Choices:
     if not (most is None or (whole(most) and most >= 0)):
         raise Refused("a number of positions that is no whole number")
     own = x.reshape(count, d)
+    if most == 0:  # nothing may be replaced
+        options, positions = options[:0], positions[:0]
     listed = tuple(np.concatenate((own[p : p + 1], options[positions == p])) for p in range(count))
     lower, upper = (np.concatenate([end(rows, axis=0) for rows in listed]) for end in (np.min, np.max))
     return Choices(lower, upper, options=listed, at_most=most)

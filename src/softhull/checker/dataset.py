@@ -55,6 +55,7 @@ class DatasetStatement:
     indices: tuple[int, ...]
     data: str | None
     total: int | None  # inputs in the data file
+    labelled: bool  # the data file has labels to compare with
     norm: str
     clip: tuple[float, float] | None
     edges: tuple[float, ...]
@@ -73,6 +74,8 @@ class DatasetStatement:
         found = [f"model: {name}, sha256 {digest}" for name, digest in self.models]
         source = f"compared with {self.data}" if self.data else "as the certificates say, NOT compared with data"
         found.append(f"inputs: {as_ranges(self.indices)}, {source}")
+        if self.data and not self.labelled:
+            found.append("labels: as the statement says, NOT compared: the data file has none")
         found.append(f"region: the l_{self.norm} norm{describe_clip(self.clip)}")
         found.append(f"bins of the ece: {len(self.edges) - 1}, with edges {', '.join(f'{e:.4g}' for e in self.edges)}")
         return [one_line(line) for line in [*found, *map(str, self.radii)]]
@@ -80,7 +83,12 @@ class DatasetStatement:
     def to_dict(self) -> dict[str, Any]:
         return {
             "models": [{"file": name, "sha256": digest} for name, digest in self.models],
-            "inputs": {"indices": list(self.indices), "data": self.data, "total": self.total},
+            "inputs": {
+                "indices": list(self.indices),
+                "data": self.data,
+                "total": self.total,
+                "labels": "data" if self.labelled else "statement",
+            },
             "region": {"norm": self.norm, "clip": None if self.clip is None else list(self.clip)},
             "bins": list(self.edges),
             "radii": [{"eps": r.eps, "metrics": r.metrics, "without_certificate": r.unknown} for r in self.radii],
@@ -189,8 +197,8 @@ class _Dataset:
             wanted = as_ranges(indices)
             raise Refused(f"a statement about samples {wanted} is demanded, this one is about {as_ranges(stated)}")
         radii = self.header["radii"]
-        if not isinstance(radii, list) or not all(number(radius["eps"]) for radius in radii):
-            raise Refused("no radii")
+        if not isinstance(radii, list) or not all(number(radius["eps"]) and radius["eps"] >= 0 for radius in radii):
+            raise Refused("no radii, or one that is no number of at least 0")
         if len({radius["eps"] for radius in radii}) < len(radii):
             raise Refused("a radius stands twice in the statement")
         chosen = [radius for radius in radii if eps is None or radius["eps"] == eps]
@@ -207,6 +215,7 @@ class _Dataset:
             stated,
             None if self.inputs is None else str(self.inputs.path),
             None if self.inputs is None else len(self.inputs),
+            self.inputs is not None and self.inputs.labelled,
             stated_norm,
             stated_clip,
             tuple(self.edges),

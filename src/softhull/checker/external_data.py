@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -11,6 +12,16 @@ from onnx import TensorProto
 from ..errors import ModelError, quoted
 
 LARGEST_DATA = 1 << 30  # bytes of all external constants
+
+
+def digest_of(content: bytes, parts: Sequence[bytes]) -> str:
+    """The SHA-256 sum of a model file; with constants beside it, that of the sums of the file and of every constant.
+
+    The sum of all bytes in a row would be that of other models, too: a file that goes on where its constants begin.
+    """
+    if parts:
+        content = b"".join(hashlib.sha256(part).digest() for part in (content, *parts))
+    return hashlib.sha256(content).hexdigest()
 
 
 def embed(model: onnx.ModelProto, path: str) -> list[bytes]:

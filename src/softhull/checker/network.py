@@ -9,7 +9,6 @@ operator sets, the operands and the attributes for which it is that meaning; all
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 
 from ..errors import ModelError, quoted
 from .balls import Balls, Floats, exact
-from .external_data import embed
+from .external_data import digest_of, embed
 from .positions import Entries, Indices, Places
 
 LARGEST_FILE = 1 << 30  # bytes
@@ -169,6 +168,7 @@ class Networks:
         self.names: dict[int, str] = {}  # of the nodes
         self.digests: list[str] = []
         self._numbers = 0
+        self._masked: dict[int, np.ndarray[Any, np.dtype[np.bool_]]] = {}  # entries that are -inf, of sums with some
         outputs = [_Reader(self, str(path), number).read() for number, path in enumerate(paths)]
         self.ends_in_softmax = [self._is_final_softmax(output) for output in outputs]
         self.logits = [
@@ -220,7 +220,34 @@ class Networks:
                 needed.update(view.node for view in inputs_of(self.nodes[index]))
         return found[::-1]
 
+    def masked(self, view: View) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Where -inf stands in a tensor."""
+        held = self._masked.get(view.node)
+        return np.zeros(view.shape, dtype=np.bool_) if held is None else view.index.of(held)
+
+    def _follow_masks(self, index: int, node: Node) -> None:
+        """Let -inf come from a constant that is added, and go through sums into softmax rows that hold more than it.
+
+        Theorem: -inf times a positive number plus a finite one is -inf, and its probability 0. Any other use may be
+        +inf or no number at all, and is refused.
+        """
+        if isinstance(node, Softmax):
+            if node.rows.of(self.masked(node.behind or node.x)).all(1).any():
+                raise ModelError("a row of a softmax that is masked completely")
+            return
+        found = node.bias == -np.inf if isinstance(node, Sum) else np.zeros(node.size, dtype=np.bool_)
+        for number, view in enumerate(inputs_of(node)):
+            away = self.masked(view)
+            if not away.any():
+                continue
+            if not isinstance(node, Sum) or not all(scale > 0 for scale in node.scales[number][away]):
+                raise ModelError("-inf in anything but a mask before a softmax")
+            found |= away
+        if found.any():
+            self._masked[index] = found
+
     def add(self, node: Node, shape: Sequence[int]) -> View:
+        self._follow_masks(len(self.nodes), node)
         self.spend(node.weights.size if isinstance(node, Linear) else node.size)
         self.spend(node.out.size if isinstance(node, Product) else 0)
         self.nodes.append(node)
@@ -294,7 +321,7 @@ class _Reader:
                     self.networks.tensors.setdefault(inner, self.networks.whole(index))
             except ModelError as problem:
                 raise self._bad(f"{where}: {str(problem).removeprefix(f'{self.path}: ')}") from None
-            except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as problem:
+            except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError) as problem:
                 raise self._bad(f"{where}: cannot be read ({type(problem).__name__}: {problem})") from None
         last = self.values.get(graph.output[0].name)
         if not isinstance(last, View):
@@ -322,6 +349,8 @@ class _Reader:
             if found.attributes.get(attribute.name) != attribute.type:
                 raise ModelError(f"attribute {quoted(attribute.name)} is not covered in operator set {self.opset}")
             attributes[attribute.name] = onnx.helper.get_attribute_value(attribute)
+            if attribute.type == AttributeProto.FLOAT and not math.isfinite(attributes[attribute.name]):
+                raise ModelError(f"attribute {quoted(attribute.name)} is no finite number")
         names = list(node.input)
         while names and not names[-1]:  # left out
             names.pop()
@@ -344,17 +373,15 @@ class _Reader:
             content = Path(self.path).read_bytes()
         except OSError as problem:
             raise self._bad(problem.strerror or "cannot be read") from None
-        digest = hashlib.sha256(content)
         try:
             model = onnx.ModelProto.FromString(content)
         except Exception as problem:  # protobuf has several ways to say that a file is not one of its own
             raise self._bad(f"not an ONNX file ({type(problem).__name__})") from None
         try:
-            for part in embed(model, self.path):
-                digest.update(part)
+            parts = embed(model, self.path)
         except ModelError as problem:
             raise self._bad(str(problem)) from None
-        self.networks.digests.append(digest.hexdigest())
+        self.networks.digests.append(digest_of(content, parts))
         if not model.opset_import or not model.graph.node:
             raise self._bad("not an ONNX file")
         if model.functions:
@@ -820,8 +847,6 @@ def _without_mask(reader: _Reader, x: View, rows: Indices) -> tuple[Places | Non
         hidden = (bias == -np.inf) | (bias - top <= MASKED_BELOW)
     if not hidden.any():
         return None, x
-    if hidden[rows].all(1).any():
-        raise ModelError("a row of a softmax that is masked completely")
     inner = node.views[0].at(Places(x.index.at, x.index.among))
     scale = np.where(hidden, arb(1), x.index.of(node.scales[0]))
     left = np.where(hidden, 0.0, bias)

@@ -126,10 +126,7 @@ def _elu(reader: _Reader, value: Any, alpha: arb, outer: arb) -> View:
 
 
 def _setting(attributes: Any, name: str, default: float) -> arb:
-    found = float(attributes.get(name, float(np.float32(default))))
-    if not math.isfinite(found):
-        raise ModelError(f"an infinite {name}")
-    return arb(found)
+    return arb(float(attributes.get(name, float(np.float32(default)))))
 
 
 @operator("Elu", since=6, alpha=FLOAT)
@@ -372,7 +369,7 @@ def _transposed_convolution(reader: _Reader, operands: Any, attributes: Any) -> 
     rank = len(size)
     if list(attributes.get("kernel_shape", size)) != size or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise ModelError("a kernel of another shape than declared, or automatic pads")
-    if len(x.shape) != kernel.ndim or x.shape[0] != 1 or kernel.shape[0] != x.shape[1] or x.shape[1] % groups:
+    if groups < 1 or len(x.shape) != kernel.ndim or x.shape[:2] != (1, kernel.shape[0]) or x.shape[1] % groups:
         raise ModelError("a kernel that does not fit the channels, or several pictures at once")
     strides, dilations = (list(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
     extra, pads = list(attributes.get("output_padding", [0] * rank)), list(attributes.get("pads", [0] * (2 * rank)))
@@ -387,6 +384,7 @@ def _transposed_convolution(reader: _Reader, operands: Any, attributes: Any) -> 
         raise ModelError("pads that leave nothing")
     each, outputs = kernel.shape[1], kernel.shape[1] * groups
     _limit(outputs * math.prod(grown) * x.size)
+    _limit(x.size * math.prod(size))
     weights = np.zeros((outputs, *grown, x.shape[1], *space))
     for place in np.ndindex(*space):
         for offset in np.ndindex(*size):
@@ -424,8 +422,11 @@ def _max_pool(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 def _largest(reader: _Reader, x: View, places: np.ndarray, shape: Any) -> View:
     """The largest of every row of places. Theorem: ``max(a, b) = a + max(b - a, 0)``."""
+    if places.shape[1] > MOST_SUMMANDS:
+        raise ModelError(f"the largest of more than {MOST_SUMMANDS} numbers")
     _limit(places.size)
-    rivals = [x.flat().at(Places(column, x.size)) for column in places.T]
+    flat = x.flat()
+    rivals = [flat.at(Places(column, x.size)) for column in places.T]
     while len(rivals) > 1:
         pairs, left = zip(rivals[::2], rivals[1::2]), rivals[len(rivals) // 2 * 2 :]
         rivals = [_greater(reader, a, b) for a, b in pairs] + left
@@ -531,8 +532,13 @@ def _grouped(reader: _Reader, operands: Any, groups: int, attributes: Any) -> Vi
 
 @operator("LogSoftmax", since=13, axis=INT)
 def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """As a softmax, at the end only. Theorem: the logarithm keeps the order, and softmax(log p) is p."""
+    """As a softmax, at the end only. Theorem: the logarithm keeps the order, and softmax(log p) is p.
+
+    The one entry of a row of one is 0, and not 1: such rows have no order and are refused.
+    """
     axis = _axis(reader, attributes.get("axis", -1), len(_shape(operands[0])))
+    if _shape(operands[0])[axis] < 2:
+        raise ModelError("the logarithm of rows of one probability")
     return _rows_softmax(reader, operands[0], lambda p: np.moveaxis(p, axis, -1).reshape(-1, p.shape[axis]))
 
 

@@ -28,6 +28,7 @@ class Statement:
     clip: tuple[float, float] | None
     property: dict[str, Any]
     more: tuple[tuple[str, str], ...] = ()  # what else the region is made of, in words
+    moving: tuple[int, int] = (0, 0)  # entries of the input that can move, of all
     single_input: bool = False  # the region holds nothing but the input itself
     conclusion: str = ""
 
@@ -53,8 +54,9 @@ class Statement:
             if value is not None and value != stated and not (name == "index" and stated is None and self.data):
                 raise Refused(f"{name} {value} is demanded, the certificate is about {name} {quoted(stated)[1:-1]}")
 
-    def concluded(self, conclusion: str, property: dict[str, Any], single_input: bool) -> Statement:
-        return replace(self, conclusion=conclusion, property=property, single_input=single_input)
+    def concluded(self, conclusion: str, property: dict[str, Any], moving: int, entries: int) -> Statement:
+        moves = (moving, entries)
+        return replace(self, conclusion=conclusion, property=property, moving=moves, single_input=not moving)
 
     def __str__(self) -> str:
         where = "for every input of the region"
@@ -71,9 +73,13 @@ class Statement:
         )
         found = [f"model: {name}, sha256 {digest}" for name, digest in self.models]
         found.append(f"input: {which}, {source}; sha256 {self.input_sha256}")
-        ball = f"eps = {self.eps!r} in the l_{self.norm} norm{describe_clip(self.clip)}"
-        found.append(f"region: {'all within the limits' if self.eps is None else ball}")
+        shape = f"eps = {self.eps!r} in the l_{self.norm} norm"
+        if self.eps is None:
+            shape = "all of the alternatives" if "options" in dict(self.more) else "all within the limits"
+        found.append(f"region: {shape}{describe_clip(self.clip)}")
         found.extend(f"region, {name}: {words}" for name, words in self.more)
+        if self.more:
+            found.append(f"region, moving: {self.moving[0]} of {self.moving[1]} entries of the input")
         found.append(f"property: {self.conclusion}")
         return [one_line(line) for line in found]
 
@@ -87,6 +93,7 @@ class Statement:
                 "norm": self.norm,
                 "clip": None if self.clip is None else list(self.clip),
                 **dict(self.more),
+                "moving": self.moving[0],
                 "single_input": self.single_input,
             },
             "property": self.property,

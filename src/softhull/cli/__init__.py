@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from ..errors import missing_extra
+
 
 def main() -> None:
     """Run the command line; say what to install when its packages are missing."""
@@ -15,8 +17,9 @@ def main() -> None:
 
         from .app import app
     except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.split(".")[0] not in ("click", "rich"):
+        missing = missing_extra(problem, "the command line")
+        if missing is None:
             raise
-        print(f"softhull: the command line needs {problem.name}: pip install 'softhull[cli]'", file=sys.stderr)
+        print(f"softhull: {missing}", file=sys.stderr)
         sys.exit(2)
     app(prog_name="softhull")

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import InputWarning, SofthullError, one_line
-from .options import NOTES, say_note
+from ..errors import InputWarning, SofthullError, missing_extra, one_line, unknown
+from .options import COMMAND, NOTES, say_note
 
 COMMANDS = (
     "bounds",
@@ -55,6 +55,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.names:
+            if not ctx.resilient_parsing:
+                ctx.fail(unknown("command", name, self.names))
             return None
         found: click.Command = import_module(f".{name}", self.package).command
         return found
@@ -66,6 +68,7 @@ class Root(LazyGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
         NOTES.clear()
+        COMMAND[:] = list(args[0] if args and args[0] is not None else kwargs.get("args") or sys.argv[1:])
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", InputWarning)
@@ -85,6 +88,11 @@ class Root(LazyGroup):
             sys.exit(1)
         except (SofthullError, OSError) as problem:
             _leave(_describe(problem), BAD_INPUT)
+        except ImportError as problem:
+            missing = missing_extra(problem, "this command")
+            if missing is None:
+                raise
+            _leave(str(missing), BAD_INPUT)
         sys.exit(code if isinstance(code, int) else 0)
 
 

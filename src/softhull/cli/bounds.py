@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from .options import NumberList, console, show_json
+from .options import NumberList, console, is_stdout, json_option, write_json
 
 
 @click.command("bounds", short_help="Every bound at a point of a box of logits.")
@@ -14,9 +15,9 @@ from .options import NumberList, console, show_json
 @click.option("--upper", type=NumberList(), required=True, help="Upper end of every logit.")
 @click.option("--at", type=NumberList(), help="The point; default: the midpoint of the box.")
 @click.option("--output", type=int, default=0, show_default=True, help="Which probability, counted from 0.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def command(
-    lower: tuple[float, ...], upper: tuple[float, ...], at: tuple[float, ...] | None, output: int, as_json: bool
+    lower: tuple[float, ...], upper: tuple[float, ...], at: tuple[float, ...] | None, output: int, json_out: Path | None
 ) -> None:
     """Every bound of the table on one softmax output, at a point of a box of logits.
 
@@ -28,8 +29,8 @@ def command(
     from ..study.point import bounds_at_point
 
     study = bounds_at_point(lower, upper, at, output)
-    if as_json:
-        show_json(asdict(study))
+    write_json(json_out, asdict(study))
+    if is_stdout(json_out):
         return
     from ..report.tables import point_table
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from .options import parse_indices, write_json
+from ..errors import MissingExtra
+from .options import Name, is_stdout, json_option, parse_indices, write_json
 
 if TYPE_CHECKING:
     from ..certificates.write import Folder
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 REJECTED = 1
 
 
-def certificate_folder(path: str) -> Folder:
+def certificate_folder(path: Path) -> Folder:
     """Where a command puts its certificates; made before the work begins."""
     with checker_extra():
         from ..certificates.write import Folder
@@ -30,7 +32,10 @@ def checker_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as problem:
-        raise click.ClickException(f"{problem.name} is missing; install softhull[check]") from None
+        package = (problem.name or "python-flint").replace("flint", "python-flint")
+        raise MissingExtra(
+            f"certificates need {package}, which is not installed: pip install 'softhull[check]'"
+        ) from None
 
 
 @click.command("check", short_help="Replay a certificate with the independent checker.")
@@ -47,12 +52,10 @@ def checker_extra() -> Iterator[None]:
 @click.option("--index", type=click.IntRange(min=0), help="Demand a statement about this input (of --data).")
 @click.option("--indices", help="Demand a statement about exactly these inputs of a data set, for example 0:500.")
 @click.option("--eps", type=float, help="Demand exactly this radius; of a data set only this one is checked.")
-@click.option("--norm", type=click.Choice(["inf", "2", "1"]), help="Demand this norm.")
+@click.option("--norm", type=Name("norm", ("inf", "2", "1")), help="Demand this norm.")
 @click.option("--clip", type=(float, float), help="Demand exactly this range of inputs.")
 @click.option("--label", type=click.IntRange(min=0), help="Demand a statement about this class.")
-@click.option(
-    "--json", "out", type=click.Path(dir_okay=False), help="Write the verdict to this file ('-': standard output)."
-)
+@json_option
 def command(
     certificate: str,
     models: tuple[str, ...],
@@ -63,7 +66,7 @@ def command(
     norm: str | None,
     clip: tuple[float, float] | None,
     label: int | None,
-    out: str | None,
+    json_out: Path | None,
 ) -> int:
     """Derive every step of CERTIFICATE again from the model file, in ball arithmetic.
 
@@ -96,7 +99,7 @@ def command(
         if indices is not None:
             raise click.UsageError("--indices is about a data set; one input has --index")
         found = check_certificate(certificate, models, data, index, eps=eps, norm=norm, clip=clip, label=label)
-    write_json(out, found.to_dict() | {"cpu_seconds": time.process_time() - began})
-    if out != "-":
+    write_json(json_out, found.to_dict() | {"cpu_seconds": time.process_time() - began})
+    if not is_stdout(json_out):
         click.echo(str(found))
     return 0 if found.accepted else REJECTED

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import click
 
-from .options import console
+from .options import Name, console, is_stdout, json_option, write_json
 
 CHOICES = ("bound", "method", "rounding", "network", "eps", "norm", "property", "version")
 
 
 @click.command("compare", short_help="What one method certifies and another does not.")
 @click.argument("store", type=click.Path(exists=True, dir_okay=False))
-@click.option("--by", type=click.Choice(CHOICES), default="bound", show_default=True, help="What is told apart.")
+@click.option("--by", type=Name("criterion", CHOICES), default="bound", show_default=True, help="What is told apart.")
 @click.option("--where", multiple=True, help="Only rows such as method=linear or eps=0.02; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-def command(store: str, by: str, where: tuple[str, ...], as_json: bool) -> None:
+@json_option
+def command(store: str, by: str, where: tuple[str, ...], json_out: Path | None) -> None:
     """Compare the answers in STORE to the same questions, over the instances that all sides answered.
 
     \b
@@ -34,8 +34,8 @@ def command(store: str, by: str, where: tuple[str, ...], as_json: bool) -> None:
         found = compare(opened.rows(parse_where(where)), by)
     if not found:
         raise InvalidInput(f"{store}: no answers to compare; see softhull results {store}")
-    if as_json:
-        click.echo(json.dumps([comparison.to_dict() for comparison in found], indent=2))
+    write_json(json_out, [comparison.to_dict() for comparison in found])
+    if is_stdout(json_out):
         return
     for comparison in found:
         for table in comparison_tables(comparison, by):

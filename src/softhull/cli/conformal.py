@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from ..verify.methods import RANGES
 from .options import (
-    NumberList,
     console,
     device_option,
-    ensemble_options,
+    is_stdout,
+    json_option,
     method_option,
-    parse_indices,
+    threads_option,
+    use_threads,
     with_progress,
     write_json,
 )
@@ -19,8 +22,7 @@ from .subject import Subject, subject_options
 
 
 @click.command("conformal", short_help="Coverage and size of robust prediction sets.")
-@ensemble_options
-@click.option("--eps", type=NumberList(least=0), help="Radii, separated by commas.")
+@subject_options(radii=True)
 @click.option("--alpha", type=float, default=0.1, show_default=True, help="The share of labels that may be missed.")
 @click.option("--scores", default="lac,aps,raps", show_default=True, help="Separated by commas.")
 @click.option("--calibration", type=click.IntRange(min=1), help="Inputs for calibration; default: half of them.")
@@ -29,27 +31,20 @@ from .subject import Subject, subject_options
 @method_option(RANGES)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of splits, draws and attack.")
 @device_option
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads.")
-@click.option(
-    "--json", "out", type=click.Path(dir_okay=False), help="Write the table to this file ('-': standard output)."
-)
-@subject_options
+@threads_option
+@json_option
 def command(
     subject: Subject,
-    models: tuple[str, ...],
-    data: str,
-    eps: tuple[float, ...] | None,
     alpha: float,
     scores: str,
-    indices: str | None,
     calibration: int | None,
     splits: int,
     class_conditional: bool,
     method: str,
     seed: int,
     device: str,
-    threads: int | None,
-    out: str | None,
+    threads: int,
+    json_out: Path | None,
 ) -> None:
     """Coverage and mean size of conformal prediction sets of MODELS (an ensemble), clean and under attack.
 
@@ -65,11 +60,10 @@ def command(
     from ..report.dataset_tables import conformal_table
     from ..verify.conformal import study_conformal
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    radii, networks = subject.radii(eps), subject.networks(models)
-    dataset = subject.data(data, networks)
-    wanted = parse_indices(indices, len(dataset))
+    use_threads(threads)
+    radii, networks = subject.radii, subject.networks()
+    dataset = subject.dataset(networks)
+    wanted = subject.wanted(dataset)
     x, y = torch.from_numpy(dataset.take(wanted)), torch.from_numpy(dataset.y[wanted])
     names = [name.strip() for name in scores.split(",")]
     found = [
@@ -90,8 +84,8 @@ def command(
         for radius in with_progress(radii, len(radii), "radii")
     ]
     answers = [study.to_dict() for study in found]
-    if out != "-":
+    if not is_stdout(json_out):
         console().print(conformal_table(answers))
         console().print(f"{len(wanted)} samples, {sum(study.cpu_seconds for study in found):.1f} CPU seconds")
-    about = {"models": list(models), "data": data, "method": method} | subject.described()
-    write_json(out, about | {"class_conditional": class_conditional, "radii": answers})
+    about = {"method": method} | subject.described()
+    write_json(json_out, about | {"class_conditional": class_conditional, "radii": answers})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,14 +10,16 @@ import click
 from ..verify.methods import RANGES
 from .check import certificate_folder
 from .options import (
-    NumberList,
+    OutFolder,
     bounding_options,
     console,
-    ensemble_options,
+    is_stdout,
     method_option,
     parse_indices,
+    refuse,
     run_options,
     say_differences,
+    time_options,
     use_threads,
     with_progress,
     write_json,
@@ -30,13 +33,12 @@ if TYPE_CHECKING:
 
 
 @click.command("dataset", short_help="Certify accuracy, scores and calibration error of a data set.")
-@ensemble_options
-@click.option("--eps", type=NumberList(least=0), help="Radii, separated by commas.")
+@subject_options(radii=True)
 @click.option(
     "--bins", type=click.IntRange(1, 24), default=15, show_default=True, help="Of the calibration error, equally wide."
 )
 @method_option(RANGES)
-@click.option("--timeout", type=float, help="Seconds for each radius, after which the best found so far is reported.")
+@time_options
 @click.option(
     "--outside",
     type=click.Path(exists=True, dir_okay=False),
@@ -45,26 +47,22 @@ if TYPE_CHECKING:
 @click.option("--outside-indices", help="Which inputs of the other data, for example 0:500; default: all.")
 @click.option(
     "--certificates",
-    type=click.Path(file_okay=False),
+    type=OutFolder(),
     help="Write a proof for every sample to this folder, and a statement.",
 )
 @click.option("--executor", help="Who works with --store: local:N, dask or dask:ADDRESS; default: this process.")
 @bounding_options
 @run_options
-@subject_options
 def command(
     subject: Subject,
-    models: tuple[str, ...],
-    data: str,
-    eps: tuple[float, ...] | None,
-    indices: str | None,
     bins: int,
     bound: str,
     method: str,
     timeout: float | None,
+    budget: float | None,
     outside: str | None,
     outside_indices: str | None,
-    certificates: str | None,
+    certificates: Path | None,
     executor: str | None,
     rounding: str,
     store: str | None,
@@ -72,7 +70,7 @@ def command(
     seed: int,
     device: str,
     threads: int,
-    out: str | None,
+    json_out: Path | None,
 ) -> None:
     """Certified accuracy, NLL, Brier score, confidence and calibration error of MODELS (an ensemble) on a data set.
 
@@ -86,24 +84,24 @@ def command(
     """
     import torch
 
+    from ..deadlines import deadline_after, seconds_left
     from ..verify.calibration import bin_edges
     from ..verify.dataset import certify_dataset
     from ..verify.methods import find_method
 
-    if executor is not None and store is None:
-        raise click.UsageError("--executor works on a store; name one with --store")
-    if recheck and store is None:
-        raise click.UsageError("--recheck is about a --store; name it")
-    if outside_indices is not None and outside is None:
-        raise click.UsageError("--outside-indices belongs to --outside")
+    if store is None:
+        refuse("it is about a --store; name one", "executor", "recheck")
+    if outside is None:
+        refuse("it belongs to --outside", "outside_indices")
     use_threads(threads)
-    radii, networks = subject.radii(eps), subject.networks(models)
-    sets = [(subject.data(data, networks), indices)]
+    end = deadline_after(budget, "budget")
+    radii, networks = subject.radii, subject.networks()
+    sets = [(subject.dataset(networks), subject.indices)]
     if outside is not None:
-        sets.append((subject.data(outside, networks), outside_indices))
+        sets.append((subject.dataset(networks, outside), outside_indices))
     keywords = {"bins": bins, "seed": seed, "rounding": rounding}
 
-    wanted = parse_indices(indices, len(sets[0][0]))
+    wanted = subject.wanted(sets[0][0])
     statement = None
     if certificates is not None:
         folder = certificate_folder(certificates)
@@ -113,24 +111,26 @@ def command(
             raise click.UsageError("a statement with certificates is about --eps, --norm and --clip, and no more")
         if len(set(radii)) < len(radii) or len(set(wanted)) < len(wanted):
             raise click.UsageError("a statement with certificates names every radius and every sample once")
-        files = [folder.model(network, model) for network, model in zip(networks, models)]
+        files = [folder.model(network, model) for network, model in zip(networks, subject.models)]
         statement = StatementFolder(folder.path, files, networks, sets[0][0], wanted, bin_edges(bins))
 
     def report(dataset: Dataset, which: str | None, radius: float | None) -> tuple[DatasetReport, bool]:
         """What is known in the end, and whether Ctrl-C came before that."""
         wanted, perturbation = parse_indices(which, len(dataset)), subject.perturbation(radius)
+        left = None if budget is None else seconds_left(end)
         if store is None:
             x, y = torch.from_numpy(dataset.take(wanted)), torch.from_numpy(dataset.y[wanted])
-            own: Any = {"timeout": timeout, "device": device, **keywords}
+            own: Any = {"timeout": timeout, "budget": left, "device": device, **keywords}
             done = certify_dataset(networks, x, y, perturbation, method=method, bound=bound, **own)
             return done, done.interrupted
+        from ..runs.engine import Limits
         from ..runs.executors import find_executor
         from ..runs.single import Asked, answer_through_store, dataset_result
 
         chosen = find_method(method, RANGES)
         asked = Asked("dataset", networks, dataset, wanted, perturbation, method, chosen, bound, keywords)
         choice = None if executor is None else find_executor(executor)
-        known = answer_through_store(store, asked, timeout, device, recheck, choice)
+        known = answer_through_store(store, asked, Limits(timeout, left, device=device, recheck=recheck), choice)
         if recheck:
             say_differences(known.differences, len(wanted))
         return dataset_result(known, asked), known.interrupted
@@ -155,17 +155,17 @@ def command(
     if outside is not None:
         for answer, one, other in zip(answers, inside, found[1::2]):
             answer["metrics"]["auroc"] = one.auroc(other)
-    about: dict[str, Any] = {"models": list(models), "data": data, "method": method, "bound": bound}
-    about |= subject.described()
-    if out != "-":
+    about: dict[str, Any] = {"method": method, "bound": bound} | subject.described()
+    aloud = not is_stdout(json_out)
+    if aloud:
         _show(answers, found)
     if statement is not None and not interrupted:
-        if out != "-":  # the answer is out before the long work on proofs begins
-            write_json(out, about | {"radii": answers})
+        if aloud:  # the answer is out before the long work on proofs begins
+            write_json(json_out, about | {"radii": answers})
         balls = [subject.perturbation(radius) for radius in radii]
-        interrupted = _certify(statement, balls, inside, answers, out != "-")
+        interrupted = _certify(statement, balls, inside, answers, aloud)
         about |= {"statement": str(statement.file), "no_certificate": statement.missing}
-    write_json(out, about | {"radii": answers})
+    write_json(json_out, about | {"radii": answers})
     if interrupted:
         raise KeyboardInterrupt
 

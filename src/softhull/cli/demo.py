@@ -7,20 +7,14 @@ from shutil import copyfile
 
 import click
 
-from .options import console
+from .options import console, out_folder_option
 
 LOWER, UPPER = (-1.0, 0.0, 2.0), (0.0, 1.0, 3.0)
 IMAGES = 100
 
 
 @click.command("demo", short_help="Bounds, a figure, and two networks certified with a report at the end.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/demo"),
-    show_default=True,
-    help="Folder for what the demonstration writes.",
-)
+@out_folder_option("out/demo", "Folder for what the demonstration writes.")
 @click.option(
     "--images", type=click.IntRange(1, IMAGES), default=IMAGES, show_default=True, help="Certify the first so many."
 )
@@ -39,7 +33,6 @@ def command(out: Path, images: int, only_files: bool) -> None:
     """
     from ..data import BUNDLED, bundled
 
-    out.mkdir(parents=True, exist_ok=True)
     for name in BUNDLED:
         copyfile(bundled(name), out / name)
     campaign = out / "digits.toml"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from .options import console, show_json
+from .options import console, is_stdout, json_option, write_json
 
 
 @click.command("inspect", short_help="The graph of a network, and how each operator is relaxed.")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(model: str, as_json: bool) -> None:
+@json_option
+def command(model: str, json_out: Path | None) -> None:
     """The nodes of an ONNX network in order: shapes, parameters, and what would be relaxed how.
 
     \b
@@ -24,9 +25,12 @@ def command(model: str, as_json: bool) -> None:
 
     network = load_onnx(model)
     rows = describe(network)
-    if as_json:
-        shape = list(network.graph.input_shape)
-        show_json({"sha256": network.sha256, "input_shape": shape, "nodes": [asdict(row) for row in rows]})
+    shape = list(network.graph.input_shape)
+    write_json(
+        json_out,
+        {"path": network.path, "sha256": network.sha256, "input_shape": shape, "nodes": [asdict(row) for row in rows]},
+    )
+    if is_stdout(json_out):
         return
     from ..report.tables import network_table
 

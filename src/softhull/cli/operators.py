@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from .options import console, show_json
+from .options import console, is_stdout, json_option, refuse, write_json
 
 
 @click.command("operators", short_help="The ONNX operators that are read, relaxed and checked.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @click.option("--markdown", is_flag=True, help="Print the table of the documentation.")
-def command(as_json: bool, markdown: bool) -> None:
+def command(json_out: Path | None, markdown: bool) -> None:
     """Every ONNX operator the importer reads: versions, relaxation, and the operator sets the checker reads it in.
 
     \b
@@ -23,8 +25,9 @@ def command(as_json: bool, markdown: bool) -> None:
 
     checked = {name: [(rule.since, rule.until) for rule in rules] for name, rules in OPERATORS.items()}
     rows = operators(checked)
-    if as_json:
-        show_json(rows)
+    write_json(json_out, rows)
+    if is_stdout(json_out):
+        refuse("--json already fills standard output", "markdown")
         return
     if markdown:
         click.echo(as_markdown(rows))

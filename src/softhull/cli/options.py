@@ -1,4 +1,4 @@
-"""What several commands share: lists of numbers, consoles, the progress bar, JSON."""
+"""What several commands share: kinds of values, options with one meaning, consoles, the progress bar, JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
+from ..errors import unknown
 from ..verify.methods import CLASSES, TABLE, names_for
 
 if TYPE_CHECKING:
@@ -46,6 +49,118 @@ class NumberList(click.ParamType):
         if not self.least <= number <= self.most:
             self.fail(f"{entry} is not between {self.least:g} and {self.most:g}", param, ctx)
         return number
+
+
+class Name(click.Choice[str]):
+    """One of several names; one that is not known is answered with the nearest."""
+
+    def __init__(self, kind: str, known: Sequence[str]) -> None:
+        super().__init__(list(known))
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            self.fail(unknown(self.kind, value, self.choices), param, ctx)
+        return str(value)
+
+
+class Completed(click.ParamType):
+    """Text that the shell completes with some names; what it means is checked where it is used.
+
+    ``separator``: between several names, such as the two sides of a bound.
+    """
+
+    def __init__(self, kind: str, known: Callable[[], Iterable[str]], separator: str | None = None) -> None:
+        self.name = kind
+        self._known = known
+        self._separator = separator
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, separator, last = incomplete.rpartition(self._separator) if self._separator else ("", "", incomplete)
+        return [CompletionItem(before + separator + name) for name in self._known() if name.startswith(last)]
+
+
+def _bound_names() -> list[str]:
+    from ..bounds.table import BOUNDS
+
+    return [*BOUNDS, "all"]
+
+
+def _score_names() -> list[str]:
+    from ..verify.scores import SCORES
+
+    return list(SCORES)
+
+
+BOUND = Completed("bound", _bound_names, "/")
+BOUND_LIST = Completed("bounds", _bound_names, ",")
+SCORE = Completed("score", _score_names)
+
+
+class OutFile(click.ParamType):
+    """A file to write, tried before any work starts; ``-`` is standard output where that is allowed."""
+
+    name = "file"
+
+    def __init__(self, dash: bool = False) -> None:
+        self._dash = dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if str(value) != "-" or not self._dash:
+            try:
+                try_to_write(path)
+            except OSError as problem:
+                self.fail(f"{path} cannot be written ({problem.strerror or problem})", param, ctx)
+        return path
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+def try_to_write(path: Path) -> None:
+    """OSError where a file cannot be written; nothing that is there is changed, missing folders are made."""
+    if path.is_dir():
+        raise IsADirectoryError(None, "it is a folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("ab"):
+        pass
+    if new:
+        path.unlink()
+
+
+class OutFolder(click.ParamType):
+    """A folder to write into, made and tried before any work starts."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        try:
+            try_to_write(path / ".softhull")
+        except OSError as problem:
+            self.fail(f"{path} cannot be written into ({problem.strerror or problem})", param, ctx)
+        return path
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="dir")]
+
+
+def given(*names: str) -> list[str]:
+    """Those of the options that stand on the command line, as they are written there."""
+    context = click.get_current_context()
+    written = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    return [written[name] for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def refuse(why: str, *names: str) -> None:
+    """UsageError where one of the options is given: it would be ignored, for the reason named."""
+    if found := given(*names):
+        raise click.UsageError(f"{' and '.join(found)} would be ignored: {why}")
 
 
 def console() -> Console:
@@ -104,13 +219,22 @@ def say_note(message: Warning | str, *_: Any) -> None:
         click.echo(f"softhull: note: {line}", err=True)
 
 
-def write_json(out: str | None, data: Any) -> None:
-    """Records to a file, to standard output (``-``) or nowhere (None)."""
-    data = data | {"notes": list(NOTES)} if NOTES and isinstance(data, dict) else data
-    if out == "-":
+COMMAND: list[str] = []  # the command line, as it was given
+
+
+def write_json(out: Path | None, data: Any) -> None:
+    """The answer to a file, to standard output (``-``) or nowhere (None), with the command and its notes."""
+    if isinstance(data, dict):
+        data = data | {"command": ["softhull", *COMMAND]} | ({"notes": list(NOTES)} if NOTES else {})
+    if is_stdout(out):
         show_json(data)
     elif out is not None:
-        Path(out).write_text(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
+        out.write_text(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def is_stdout(out: Path | None) -> bool:
+    """Whether the JSON is all that standard output is for."""
+    return out is not None and str(out) == "-"
 
 
 @contextmanager
@@ -228,23 +352,18 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
     return decorate
 
 
-# Of every command about an ensemble: its files, and inputs with labels.
-ensemble_options = together(
-    click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)),
-    click.option(
-        "--data", required=True, type=click.Path(exists=True, dir_okay=False), help="npz with x and y, IDX or CIFAR-10."
-    ),
-    click.option("--indices", help="Which inputs, for example 0:500; default: all."),
-)
-
 # Of the programs that bound probabilities.
 bounding_options = together(
     click.option(
-        "--bound", default="all", show_default=True, help="Softmax bounds, for example hull, er/lse, or all of them."
+        "--bound",
+        type=BOUND,
+        default="all",
+        show_default=True,
+        help="Softmax bounds, for example hull, er/lse, or all of them.",
     ),
     click.option(
         "--rounding",
-        type=click.Choice(["outward", "nearest"]),
+        type=Name("rounding", ("outward", "nearest")),
         default="outward",
         show_default=True,
         help="outward: bounds are true for the real-valued networks; nearest: up to rounding, faster.",
@@ -258,14 +377,63 @@ def method_option(question: str) -> Callable[[Command], Command]:
     feedforward = [name for name in known if "feedforward" in TABLE[name].about]
     return click.option(
         "--method",
-        type=click.Choice(known),
+        type=Name("method", known),
         default="auto",
         show_default=True,
         help=f"{', '.join(feedforward)}: feedforward networks only." if question != CLASSES else None,
     )
 
 
-# Of every command that certifies instances: a store, a seed, a device, threads, a file for records.
+json_option = click.option(
+    "--json",
+    "json_out",
+    type=OutFile(dash=True),
+    is_flag=False,
+    flag_value="-",
+    metavar="FILE",
+    help="Write the answer as JSON to this file ('-' or nothing: standard output).",
+)
+
+
+def out_option(default: str | None = None, text: str = "The file to write.") -> Callable[[Command], Command]:
+    """``-o/--out``: the file that a command is there to write."""
+    shown: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
+    return click.option("-o", "--out", type=OutFile(), metavar="FILE", help=text, **shown)
+
+
+def out_folder_option(default: str | None = None, text: str = "Folder for what is written.") -> Any:
+    """``-o/--out`` of commands that write several files."""
+    shown: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
+    return click.option("-o", "--out", type=OutFolder(), metavar="FOLDER", help=text, **shown)
+
+
+IMAGE = "PNG, PDF or SVG, by the ending of the name."
+
+timeout_option = click.option(
+    "--timeout", type=float, help="Seconds for each instance; the best found by then is kept. A batch shares its time."
+)
+budget_option = click.option("--budget", type=float, help="Seconds for the whole run; the best found by then is kept.")
+time_options = together(timeout_option, budget_option)
+
+table_option = click.option("--table", is_flag=True, help="Print one line per instance.")
+
+FAILED = 1
+# Verdicts that end a command with exit code 1.
+FAIL_ON = {"falsified": ("falsified", "sat"), "unknown": ("falsified", "sat", "unknown", "timeout", "error")}
+
+fail_on_option = click.option(
+    "--fail-on",
+    type=Name("outcome", tuple(FAIL_ON)),
+    help="Exit with code 1 if an instance is falsified; unknown: also if one is undecided or ended in an error.",
+)
+
+
+def exit_code(fail_on: str | None, verdicts: Iterable[str]) -> int:
+    """The exit code of a command after these verdicts."""
+    return FAILED if fail_on is not None and not set(FAIL_ON[fail_on]).isdisjoint(verdicts) else 0
+
+
+# Of every command that certifies instances: a store, a seed, a device, threads, a file for the answer.
 run_options = together(
     click.option(
         "--store",
@@ -276,10 +444,5 @@ run_options = together(
     click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
     device_option,
     threads_option,
-    click.option(
-        "--json",
-        "out",
-        type=click.Path(dir_okay=False),
-        help="Write the records to this file ('-': standard output).",
-    ),
+    json_option,
 )

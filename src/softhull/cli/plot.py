@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from .options import BOUND_LIST, IMAGE, out_option
+
 
 @click.group("plot")
 def command() -> None:
@@ -19,14 +21,10 @@ def command() -> None:
 
 @command.command()
 @click.option("--interval", type=float, nargs=2, default=(-2.0, 2.0), show_default=True, help="Of x_2 - x_1.")
-@click.option("--bounds", help="Which bounds, separated by commas; default: all with two curved or sloped sides.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("figure1.png"),
-    show_default=True,
-    help="PNG, PDF or SVG, by the ending of the name.",
+    "--bounds", type=BOUND_LIST, help="Which bounds, separated by commas; default: all with two curved or sloped sides."
 )
+@out_option("figure1.png", IMAGE)
 def sigmoid(interval: tuple[float, float], bounds: str | None, out: Path) -> None:
     """Figure 1 of the paper with the new bounds: softmax of two logits over an interval of their difference.
 
@@ -44,13 +42,7 @@ def sigmoid(interval: tuple[float, float], bounds: str | None, out: Path) -> Non
 @click.option("--index", type=click.IntRange(min=0), default=0, show_default=True, help="Which of the bundled digits.")
 @click.option("--eps", type=float, default=0.08, show_default=True, help="The largest radius.")
 @click.option("--radii", type=click.IntRange(min=2), default=9, show_default=True, help="How many radii.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("second-order.png"),
-    show_default=True,
-    help="PNG, PDF or SVG, by the ending of the name.",
-)
+@out_option("second-order.png", IMAGE)
 def margins(index: int, eps: float, radii: int, out: Path) -> None:
     """Margins of a digit on the bundled attention network against the radius: linear, second order, attack.
 
@@ -83,13 +75,7 @@ def margins(index: int, eps: float, radii: int, out: Path) -> None:
 @command.command("reliability")
 @click.argument("result", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--eps", type=float, help="Which radius; default: the largest.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("reliability.png"),
-    show_default=True,
-    help="PNG, PDF or SVG, by the ending of the name.",
-)
+@out_option("reliability.png", IMAGE)
 def reliability(result: Path, eps: float | None, out: Path) -> None:
     """The reliability diagram of RESULT, a file of softhull dataset --json, with its certified bands.
 

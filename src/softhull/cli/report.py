@@ -6,17 +6,12 @@ from pathlib import Path
 
 import click
 
+from .options import out_option, refuse
+
 
 @click.command("report", short_help="A run store as one HTML page.")
 @click.argument("store", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--out",
-    "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("report.html"),
-    show_default=True,
-    help="The file to write.",
-)
+@out_option("report.html")
 @click.option(
     "--data",
     multiple=True,
@@ -34,11 +29,12 @@ def command(store: Path, out: Path, data: tuple[Path, ...], images: bool) -> Non
       softhull report runs.db -o report.html
       softhull report runs.db --data moved/images.npz
     """
+    if not images:
+        refuse("--no-images shows none of it", "data")
     from ..report.html import report_html
     from ..runs.store import Store
 
     with Store.read(store) as opened:
         page = report_html(opened, data, images)
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     click.echo(f"wrote {out} ({len(page.encode()) / 1e6:.1f} MB)")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import printable
-from .options import console
+from .options import Name, console, out_option, refuse
 
 if TYPE_CHECKING:
     from ..runs.rows import Row
@@ -24,10 +24,10 @@ FORMATS = ("table", "csv", "json", "parquet")
 @click.command("results", short_help="The answers of a run store, as table, CSV, JSON or Parquet.")
 @click.argument("store", type=click.Path(exists=True, dir_okay=False))
 @click.option("--where", multiple=True, help="Only rows such as verdict=certified or 'eps<=0.02'; may be repeated.")
-@click.option("--format", "kind", type=click.Choice(FORMATS), default="table", show_default=True)
+@click.option("--format", "kind", type=Name("format", FORMATS), default="table", show_default=True)
 @click.option("--summary", is_flag=True, help="Counts and means per task instead of one line per instance.")
-@click.option("--out", type=click.Path(dir_okay=False), help="The file to write; default: standard output.")
-def command(store: str, where: tuple[str, ...], kind: str, summary: bool, out: str | None) -> None:
+@out_option(text="The file to write; default: standard output.")
+def command(store: str, where: tuple[str, ...], kind: str, summary: bool, out: Path | None) -> None:
     """List what STORE holds, one line per instance.
 
     Columns can be compared with = != < <= > >=, several comparisons joined by 'and'. 'bound' is the certified number;
@@ -45,12 +45,12 @@ def command(store: str, where: tuple[str, ...], kind: str, summary: bool, out: s
     chosen = parse_where(where)
     if kind == "parquet" and out is None:
         raise click.UsageError("--format parquet needs --out FILE")
+    if kind != "table":
+        refuse("it is a table; leave --format out", "summary")
     with Store.read(store) as opened:
         rows = opened.rows(chosen)
         if kind == "table":
             _tables(list(rows), sum(p.total for p in opened.progress()), summary, out)
-        elif summary:
-            raise click.UsageError("--summary is a table; leave --format out")
         elif kind == "parquet":
             _parquet(rows, str(out))
         else:
@@ -58,10 +58,10 @@ def command(store: str, where: tuple[str, ...], kind: str, summary: bool, out: s
             if out is None:
                 sys.stdout.write(text)
             else:
-                Path(out).write_text(text, encoding="utf-8")
+                out.write_text(text, encoding="utf-8")
 
 
-def _tables(rows: list[Row], total: int, summary: bool, out: str | None) -> None:
+def _tables(rows: list[Row], total: int, summary: bool, out: Path | None) -> None:
     from rich.console import Console
 
     from ..runs.tables import rows_table, summary_tables

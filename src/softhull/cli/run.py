@@ -8,14 +8,14 @@ from typing import IO, Any
 
 import click
 
-from .options import console, say_differences
+from .options import OutFile, console, exit_code, fail_on_option, is_stdout, say_differences, say_note, timeout_option
 
 
 @click.command("run", short_help="Run a campaign: many instances, kept in a store.")
 @click.argument("campaign", type=click.Path(exists=True, dir_okay=False))
 @click.option("--store", type=click.Path(dir_okay=False), help="Where answers are kept; default: runs.db.")
 @click.option("--executor", help="local, local:N, dask or dask:ADDRESS; default: local, a process per processor.")
-@click.option("--timeout", type=float, help="Seconds for each instance, after which the best bound found is kept.")
+@timeout_option
 @click.option("--budget", type=float, help="Seconds for the whole run; what is left is for the next one.")
 @click.option("--memory", help="For all local workers together (on a cluster: for each), for example 4GB.")
 @click.option("--device", help="Where to compute, for example cuda; default: cpu.")
@@ -24,8 +24,10 @@ from .options import console, say_differences
 @click.option("--recheck", is_flag=True, help="Compute again what the store knows, and say where it differs.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
 @click.option(
-    "--json", "events", type=click.Path(dir_okay=False), help="Write events, one JSON object a line ('-': stdout)."
+    "--events", type=OutFile(dash=True), help="Write what happens, one JSON object a line ('-': standard output)."
 )
+@click.option("--json", "old_events", type=OutFile(dash=True), hidden=True)
+@fail_on_option
 def command(
     campaign: str,
     store: str | None,
@@ -38,8 +40,10 @@ def command(
     retry_errors: bool,
     recheck: bool,
     quiet: bool,
-    events: str | None,
-) -> None:
+    events: Path | None,
+    old_events: Path | None,
+    fail_on: str | None,
+) -> int:
     """Answer every question of CAMPAIGN about every instance, and keep the answers.
 
     Started again it goes on where it stopped: what is in the store is never computed twice. Several runs may work on
@@ -61,6 +65,9 @@ def command(
     from ..runs.progress import find_reporter
     from ..runs.store import Store
 
+    if old_events is not None:
+        say_note("--json of softhull run is called --events now")
+        events = events or old_events
     plan = load_campaign(campaign)
     options = _merged(
         {"store": STORE} | plan.run,
@@ -92,17 +99,18 @@ def command(
         try:
             why, _ = conduct(plan.works, opened, team, find_reporter(quiet, stream), limits)
         except KeyboardInterrupt:
-            _summarise(opened, plan.works, quiet or events == "-")
+            _summarise(opened, plan.works, quiet or is_stdout(events))
             raise
         finally:
             team.close()
             if stream is not None and stream is not sys.stdout:
                 stream.close()
-        _summarise(opened, plan.works, quiet or events == "-")
+        verdicts = _summarise(opened, plan.works, quiet or is_stdout(events))
         if recheck:
             _differences(opened)
         if why == "budget" and not quiet:
             click.echo("the budget is used up; run the same command again to go on", err=True)
+    return exit_code(fail_on, verdicts)
 
 
 def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -111,10 +119,10 @@ def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return {name: value if value is not None else file.get(name, defaults.get(name)) for name, value in given.items()}
 
 
-def _stream(events: str | None) -> IO[str] | None:
+def _stream(events: Path | None) -> IO[str] | None:
     if events is None:
         return None
-    return sys.stdout if events == "-" else open(events, "w", encoding="utf-8")
+    return sys.stdout if is_stdout(events) else events.open("w", encoding="utf-8")
 
 
 def _differences(store: Any) -> None:
@@ -124,16 +132,19 @@ def _differences(store: Any) -> None:
     say_differences([{"index": f"{row.index} of task {row.task}", **found[row.key]} for row in rows], store.rechecked)
 
 
-def _summarise(store: Any, works: Any, quiet: bool) -> None:
-    if quiet:
-        return
+def _summarise(store: Any, works: Any, quiet: bool) -> set[str]:
+    """Print what the campaign has found so far; returns the verdicts, ``unknown`` for what is not answered."""
     from ..runs.tables import summary_tables
 
     hashes = {work.task.columns()["hash"] for work in works}
     own = {task["id"] for task in store.tasks() if task["hash"] in hashes}
     total = sum(progress.total for progress in store.progress() if progress.task in own)
     rows = [row for row in store.rows() if row.task in own]
+    verdicts = {row.verdict for row in rows} | ({"unknown"} if len(rows) < total else set())
+    if quiet:
+        return verdicts
     for table in summary_tables(rows, total):
         console().print(table)
     if stored := sum(row.run != store.run for row in rows):
         click.echo(f"{stored} answers were read from the store; --recheck computes them again")
+    return verdicts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import NumberList, together
+from .options import Command, Name, NumberList, parse_indices, together
 
 if TYPE_CHECKING:
     from ..formats.datasets import Dataset
@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _NAMES = ("norm", "clip", "normalize", "only", "box", "alternatives", "at_most")
+_FIELDS = ("models", "data", "indices", "eps", *_NAMES, "fix", "perturb")
 
 
 @dataclass(frozen=True)
 class Subject:
     """The options of a command that say what it is about."""
 
+    models: tuple[str, ...]
+    data: str | None
+    indices: str | None
+    eps: tuple[float, ...] | None
     fix: tuple[str, ...]
     perturb: str | None
     norm: str
@@ -39,13 +44,14 @@ class Subject:
         """Whether the region is not one without a radius."""
         return self.alternatives is None and self.box is None
 
-    def radii(self, given: tuple[float, ...] | None) -> tuple[float | None, ...]:
+    @property
+    def radii(self) -> tuple[float | None, ...]:
         """The radii to ask about: those named, or none where the region has none."""
-        if not given and self.needs_radius:
+        if not self.eps and self.needs_radius:
             raise click.UsageError("name --eps")
-        return given or (None,)
+        return self.eps or (None,)
 
-    def networks(self, models: Sequence[str]) -> list[Network]:
+    def networks(self) -> list[Network]:
         """The models, with some inputs fixed and cut at the tensor to perturb."""
         from ..formats.datasets import load_array
         from ..formats.onnx import load_onnx
@@ -56,13 +62,22 @@ class Subject:
             if not equals or not name:
                 raise click.BadParameter(f"{entry!r} is not NAME=FILE", param_hint="--fix")
             fixed[name] = load_array(file)
-        return [load_onnx(model, fixed, self.perturb) for model in models]
+        return [load_onnx(model, fixed, self.perturb) for model in self.models]
 
-    def data(self, path: str, networks: Sequence[Network]) -> Dataset:
-        """A data set, its inputs as the networks take them."""
+    def dataset(self, networks: Sequence[Network], path: str | None = None) -> Dataset:
+        """The data (or those at another path), the inputs as the networks take them."""
         from ..formats.datasets import load_dataset
 
-        return load_dataset(path).through(networks[0])
+        return load_dataset(path or str(self.data)).through(networks[0])
+
+    def wanted(self, dataset: Dataset) -> list[int]:
+        """The inputs to ask about."""
+        return parse_indices(self.indices, len(dataset))
+
+    def with_data(self, answer: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+        """An answer for JSON, which says where its data are from."""
+        file = {"path": dataset.path, "file_sha256": dataset.sha256, "indices": self.indices}
+        return answer | {"data": answer.get("data", {}) | file}
 
     def perturbation(self, eps: float | None) -> Perturbation | Alternatives:
         """The region around every input."""
@@ -82,19 +97,42 @@ class Subject:
     def described(self) -> dict[str, Any]:
         """The options for records; those that were not given are left out, but for norm and clip."""
         given = {name: getattr(self, name) for name in (*_NAMES, "fix", "perturb")}
-        return {name: value for name, value in given.items() if value or name in ("norm", "clip")}
+        about = {"models": list(self.models), "data": self.data}
+        return about | {name: value for name, value in given.items() if value or name in ("norm", "clip")}
 
 
-def subject_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options behind ``Subject``, which the command gets as ``subject``."""
+def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Command], Command]:
+    """The options behind ``Subject``, which the command gets as ``subject``.
 
-    @wraps(command)
-    def run(*args: Any, **options: Any) -> Any:
-        own = {name: options.pop(name) for name in ("fix", "perturb", *_NAMES)}
-        return command(*args, subject=Subject(**own), **options)
+    ``ensemble``: several models, and data are required; ``radii``: several radii.
+    """
+    kind = {"metavar": "MODELS...", "nargs": -1} if ensemble else {"metavar": "MODEL", "nargs": 1}
+    numbers = NumberList(least=0) if radii else click.FLOAT
 
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(*args: Any, **options: Any) -> Any:
+            own = {name: options.pop(name) for name in _FIELDS}
+            if not ensemble:
+                own["models"] = (own["models"],)
+            if not radii and own["eps"] is not None:
+                own["eps"] = (own["eps"],)
+            return command(*args, subject=Subject(**own), **options)
+
+        return _options(
+            kind, ensemble, numbers, "Radii, separated by commas." if radii else "Radius of the perturbation."
+        )(run)
+
+    return decorate
+
+
+def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) -> Callable[[Command], Command]:
     return together(
-        click.option("--norm", type=click.Choice(["inf", "2", "1"]), default="inf", show_default=True),
+        click.argument("models", required=True, type=_FILE, **kind),
+        click.option("--data", required=required, type=_FILE, help="npz with x and y, IDX or a CIFAR-10 batch."),
+        click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all."),
+        click.option("--eps", type=numbers, help=radius),
+        click.option("--norm", type=Name("norm", ("inf", "2", "1")), default="inf", show_default=True),
         click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1."),
         click.option(
             "--normalize",
@@ -112,4 +150,4 @@ def subject_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--at-most", type=click.IntRange(min=0), help="Words that may change at once; default: all."),
         click.option("--fix", multiple=True, metavar="NAME=FILE", help="Fix an input of the model to an npy file."),
         click.option("--perturb", metavar="TENSOR", help="Perturb this tensor of the model, or embeddings."),
-    )(run)
+    )

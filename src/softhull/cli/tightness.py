@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import NumberList, console, show_json, with_progress, workers_option
+from .options import NumberList, console, is_stdout, json_option, with_progress, workers_option, write_json
 
 if TYPE_CHECKING:
     from ..study.tightness import TightnessStudy
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--equal/--unequal", default=None, help="One kind of half-widths only; default: both.")
 @click.option("--regions", type=click.IntRange(min=1), default=10, show_default=True, help="Per cell.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the regions.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@json_option
 @workers_option
 def command(
     sizes: tuple[int, ...],
@@ -29,7 +30,7 @@ def command(
     equal: bool | None,
     regions: int,
     seed: int,
-    as_json: bool,
+    json_out: Path | None,
     workers: int,
 ) -> int:
     """Looseness of every bound against the exact envelope of softmax.
@@ -54,7 +55,9 @@ def command(
     finally:
         # Also after Ctrl-C: what was done so far.
         if study.results:
-            (_show_json if as_json else _show)(study, kinds)
+            write_json(json_out, _plain(study, kinds))
+            if not is_stdout(json_out):
+                _show(study, kinds)
     return 1 if study.broken else 0
 
 
@@ -78,7 +81,7 @@ def _show(study: TightnessStudy, kinds: tuple[bool, ...]) -> None:
     screen.print(f"at the midpoint hull is never looser than any other bound, none passes the envelope: {checked}")
 
 
-def _show_json(study: TightnessStudy, kinds: tuple[bool, ...]) -> None:
+def _plain(study: TightnessStudy, kinds: tuple[bool, ...]) -> dict[str, Any]:
     from ..study.tightness import SIDES, grid_description
 
     def summary(equal: bool) -> dict[str, Any]:
@@ -90,16 +93,14 @@ def _show_json(study: TightnessStudy, kinds: tuple[bool, ...]) -> None:
         | {"regions": result.looseness, "envelope_error": result.envelope_error}
         for result in study.done
     ]
-    show_json(
-        {
-            "seed": study.seed,
-            "regions_per_cell": study.regions,
-            "cells_asked": len(study.cells),
-            "cells_done": len(study.results),
-            "envelope": grid_description(cell.size for cell in study.cells),
-            "envelope_error": study.envelope_error,
-            "hull_never_looser": {"holds": not study.broken, "regions": study.regions_checked, "broken": study.broken},
-            "summary": {"equal" if equal else "unequal": summary(equal) for equal in kinds},
-            "cells": cells,
-        }
-    )
+    return {
+        "seed": study.seed,
+        "regions_per_cell": study.regions,
+        "cells_asked": len(study.cells),
+        "cells_done": len(study.results),
+        "envelope": grid_description(cell.size for cell in study.cells),
+        "envelope_error": study.envelope_error,
+        "hull_never_looser": {"holds": not study.broken, "regions": study.regions_checked, "broken": study.broken},
+        "summary": {"equal" if equal else "unequal": summary(equal) for equal in kinds},
+        "cells": cells,
+    }

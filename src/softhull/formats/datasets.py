@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import struct
 import tokenize
@@ -10,16 +11,18 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from ..errors import DatasetError, InvalidInput, warn
 from ..regions import Alternatives
+from ..show import data_frame, html_table, new_axes
 from .cut import Front
-from .inputs import BYTES, fit_layout
+from .inputs import BYTES, bare, fit_layout
 from .network import Network
 
 LARGEST_ARRAY = 1 << 30  # bytes
@@ -27,7 +30,7 @@ LARGEST_ARRAY = 1 << 30  # bytes
 _CIFAR_RECORD = 1 + 3 * 32 * 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Inputs as they stand in the file, and one label for each."""
 
@@ -45,6 +48,61 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.raw)
+
+    def __repr__(self) -> str:
+        shape, labels = " x ".join(map(str, self.raw.shape[1:])) or "1", len(np.unique(self.y))
+        return f"<Dataset {self.path}: {len(self)} inputs of {shape} ({self.raw.dtype}), {labels} labels>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the data are, without the data: path, hash of the file, shapes and counts of labels."""
+        return {
+            "path": self.path,
+            "sha256": self.sha256,
+            "inputs": len(self),
+            "shape": list(self.raw.shape[1:]),
+            "dtype": str(self.raw.dtype),
+            "labels": {str(label): int(count) for label, count in zip(*np.unique(self.y, return_counts=True))},
+        }
+
+    @cached_property
+    def sha256(self) -> str | None:
+        """The hash of the file; None where the data are from no file, or it is gone."""
+        try:
+            with Path(self.path).open("rb") as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError:
+            return None
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per input: its label, and the range of its numbers; needs the extra ``pandas``."""
+        return data_frame(self._rows(len(self)))
+
+    def _rows(self, most: int) -> list[dict[str, Any]]:
+        rows = zip(self.raw[:most], self.y[:most].tolist())
+        ends = ((i, row, label) for i, (row, label) in enumerate(rows))
+        return [{"index": i, "label": label, "least": row.min(), "most": row.max()} for i, row, label in ends]
+
+    def plot(self, axes: Any = None, count: int = 12) -> Any:
+        """The first inputs side by side, where they are images, else how often each label occurs; returns the axes."""
+        axes = new_axes(axes)
+        part = self.raw[:count]
+        shape = bare(part.shape[1:])
+        side = math.isqrt(math.prod(shape))
+        if len(shape) == 1 and side * side == shape[0]:
+            part, shape = part.reshape(len(part), side, side), (side, side)
+        if len(shape) == 2:
+            axes.imshow(np.concatenate(list(part.reshape(len(part), *shape)), axis=1), cmap="gray")
+            axes.set_xticks([shape[1] * (k + 0.5) for k in range(len(part))], self.y[:count].tolist())
+            axes.set_yticks([])
+            axes.set_xlabel("label")
+        else:
+            axes.bar(*np.unique(self.y, return_counts=True))
+            axes.set_xlabel("label")
+            axes.set_ylabel("inputs")
+        return axes
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self).strip("<>"), self._rows(5))
 
     @property
     def x(self) -> np.ndarray:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import onnx
 
-from ..errors import ModelError
+from ..errors import ModelError, quoted
 
 LARGEST_TOTAL = 2 << 30
+
+
+def model_digest(content: bytes, external: Sequence[bytes]) -> str:
+    """The SHA-256 sum that a model is known by: of its file, or of the sums of its file and of what lies beside it."""
+    sums = [hashlib.sha256(part) for part in (content, *external)]
+    return (hashlib.sha256(b"".join(each.digest() for each in sums)) if external else sums[0]).hexdigest()
 
 
 def embed_external_data(model: Any, name: str, folder: Path | None) -> list[bytes]:
@@ -38,6 +45,8 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 def _read(tensor: Any, name: str, folder: Path | None, room: int) -> bytes:
     entries = {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) < len(tensor.external_data):
+        raise ModelError(f"{name}: tensor {quoted(tensor.name)} names its file twice")
     location = entries.get("location", "")
     place = f"{name}: external data {location!r} of {tensor.name!r}"
     if folder is None:

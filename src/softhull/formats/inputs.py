@@ -76,27 +76,28 @@ def fit_layout(x: Tensor, shape: Shape, count: int) -> Tensor:
         return x.reshape(1, *shape)
     if x.ndim and _fits(given[1:], shape):
         raise InvalidInput(f"{len(x)} inputs but {count} labels")
-    wanted = "x".join(map(str, _bare(shape))) or "1"
+    wanted = "x".join(map(str, bare(shape))) or "1"
     raise InvalidInput(f"x of shape {given} does not fit the network's input {shape}{_advice(given, shape, wanted)}")
 
 
-def _bare(shape: Sequence[int]) -> tuple[int, ...]:
+def bare(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape without its axes of size 1."""
     return tuple(n for n in shape if n != 1)
 
 
 def _fits(given: Shape, shape: Shape) -> bool:
     if math.prod(given) != math.prod(shape):
         return False
-    return _bare(given) == _bare(shape) or len(_bare(given)) <= 1 or len(_bare(shape)) <= 1
+    return bare(given) == bare(shape) or len(bare(given)) <= 1 or len(bare(shape)) <= 1
 
 
 def _advice(given: Shape, shape: Shape, wanted: str) -> str:
     """What to do about inputs that do not fit."""
     rest = given[1:]
-    if sorted(_bare(rest)) == sorted(_bare(shape)) and math.prod(rest) == math.prod(shape):
+    if sorted(bare(rest)) == sorted(bare(shape)) and math.prod(rest) == math.prod(shape):
         left = [(axis + 1, n) for axis, n in enumerate(rest)]
         order = []
-        for n in _bare(shape):
+        for n in bare(shape):
             axis = next(place for place, (_, size) in enumerate(left) if size == n)
             order.append(left.pop(axis)[0])
         order += [axis for axis, _ in left]

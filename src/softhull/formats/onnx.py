@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +28,7 @@ from ..graph.simplify import simplify
 from . import onnx_composed as onnx_composed  # registers its rules
 from .agreement import disagreements, probes
 from .cut import MOST_CONSTANTS, cut
-from .external_data import embed_external_data
+from .external_data import embed_external_data, model_digest
 from .network import LARGEST_INPUT, Network
 from .onnx_constants import ConstantFolder
 from .onnx_rules import RULES, Value
@@ -76,10 +75,8 @@ def parse_onnx(
         raise ModelError(f"{name}: not an ONNX file, or a network without operators")
     if len(model.graph.node) > MOST_NODES:
         raise ModelError(f"{name}: {len(model.graph.node)} operators; at most {MOST_NODES} are read")
-    digest = hashlib.sha256(content)
     external = embed_external_data(model, name, folder)
-    for part in external:
-        digest.update(part)
+    digest = model_digest(content, external)
     front, changed = None, bool(fixed) or perturb is not None
     if changed:
         try:
@@ -89,13 +86,13 @@ def parse_onnx(
         except Exception as error:  # whatever a file is made of
             raise ModelError(f"{name}: it cannot be cut: {_reason(error)}") from None
         content = model.SerializeToString(deterministic=True)
-        digest = hashlib.sha256(content)
+        digest = model_digest(content, [])
     graph, input_name, dtype = _translate(model, name)
     graph = _final_last(graph)
     network = Network(
         graph=graph,
         path=name,
-        sha256=digest.hexdigest(),
+        sha256=digest,
         input_name=input_name,
         final=_final(graph),
         model=model.SerializeToString() if external and not changed else content,

@@ -156,6 +156,7 @@ def _max_pool(context: Context, x: Value) -> Value:
             steps -= 1
         if over < 0 or steps < 1 or max(pads[i], pads[rank + i]) > dilation * (k - 1):
             raise ModelError(f"a kernel {kernel} with pads {pads} that does not fit the input {shape}")
+        check_size((steps, k))
         at = np.arange(steps)[:, None] * stride - pads[i] + np.arange(k) * dilation
         inside = (at >= 0) & (at < size)
         if not inside.any(1).all():
@@ -252,6 +253,7 @@ def _gather_nd(context: Context, x: Value, indices: Value) -> Value:
     sizes = np.array(shape[: where.shape[-1]])
     if ((where < -sizes) | (where >= sizes)).any():
         raise ModelError(f"an index is outside a value of shape {shape}")
+    check_size((*where.shape[:-1], *shape[where.shape[-1] :]))
     found = _places(context.graph, variable(x))[tuple(np.moveaxis(where % sizes, -1, 0))]
     return picked(context.graph, variable(x), found)
 

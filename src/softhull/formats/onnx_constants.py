@@ -23,7 +23,7 @@ FOLDED = frozenset(
         *("Sub", "Sum", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
     )
 )
-_GROWING = frozenset(("ConstantOfShape", "Expand", "Range", "Tile"))
+_GROWING = frozenset(("ConstantOfShape", "Expand", "Pad", "Range", "Tile"))
 _SMALL = 1 << 16
 
 
@@ -46,6 +46,7 @@ class ConstantFolder:
             return [self._constant(node)]
         feeds = {name: np.asarray(value) for name, value in zip(node.input, arguments) if name}
         self._spend(self._entries(node, feeds))
+        _refuse_overflow(node.op_type, list(feeds.values()))
         return [np.asarray(result) for result in self._run(_alone(node, feeds, self.opset), feeds)]
 
     def _spend(self, entries: float) -> None:
@@ -98,6 +99,15 @@ class ConstantFolder:
                 return math.inf
             total += math.prod(float(d.dim_value) for d in kind.shape.dim)
         return total
+
+
+def _refuse_overflow(kind: str, operands: list[np.ndarray]) -> None:
+    """The least whole number over -1 has no value: the processor stops the runtime, and Python with it."""
+    if kind not in ("Div", "Mod") or len(operands) != 2 or operands[1].dtype.kind != "i":
+        return
+    dividend, divisor = operands
+    if (divisor == -1).any() and (dividend == np.iinfo(divisor.dtype).min).any():
+        raise ModelError("a whole number that is divided beyond its range")
 
 
 def _alone(node: Any, feeds: dict[str, np.ndarray], opset: int) -> Any:

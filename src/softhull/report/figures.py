@@ -10,7 +10,8 @@ import numpy as np
 
 from ..bounds.softmax import softmax_bounds
 from ..bounds.table import BOUNDS, Bound, Curvature
-from ..errors import InvalidInput, MissingExtra
+from ..errors import InvalidInput, unknown
+from ..show import matplotlib as matplotlib
 from ..study.point import exists_for
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; what is not named here takes the next spare one.
@@ -45,17 +46,6 @@ STYLE = {
     "savefig.dpi": 115,
     "svg.hashsalt": "softhull",
 }
-
-
-def matplotlib() -> Any:
-    """The plotting library, or an error that names the extra that brings it."""
-    try:
-        import matplotlib
-        import matplotlib.figure
-        import matplotlib.ticker
-    except ImportError:
-        raise MissingExtra("figures need matplotlib: pip install 'softhull[plot]'") from None
-    return matplotlib
 
 
 def colour(name: str) -> str:
@@ -132,7 +122,7 @@ def names_in_table(names: Iterable[str], size: int) -> tuple[str, ...]:
     chosen = tuple(names)
     for name in chosen:
         if name not in BOUNDS:
-            raise InvalidInput(f"unknown bound {name!r}; known: {', '.join(BOUNDS)}")
+            raise InvalidInput(unknown("bound", name, BOUNDS))
         if not any(exists_for(side, size) for side in (BOUNDS[name].lower, BOUNDS[name].upper)):
             raise InvalidInput(f"bound {name!r} is not defined for {size} logits")
     return chosen

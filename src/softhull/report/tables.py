@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import one_line
 from ..study.point import BoundAtPoint, PointStudy, SideAtPoint
 from ..study.tightness import SIDES, TightnessStudy
 from ..verify.result import Result, Verdict
@@ -147,15 +148,53 @@ def verdict_table(result: Result) -> Table:
     return table
 
 
-def radius_table(rows: list[dict[str, Any]]) -> Table:
-    """The largest certified radius of every instance."""
-    table = _plain_table(f"certified radius of {len(rows)} instances")
-    for heading in ("index", "label", "radius"):
+def radius_table(rows: list[dict[str, Any]], cap: float) -> Table:
+    """The largest certified radius of every instance, and the smallest that an attack broke."""
+    capped = sum(row["capped"] for row in rows)
+    more = f"; {capped} are certified up to the cap: raise --eps to see how far they go" if capped else ""
+    table = _plain_table(f"certified radius of {len(rows)} instances, up to {cap:g}{more}")
+    for heading in ("index", "label", "certified", "attacked"):
         table.add_column(heading, justify="right")
     for row in rows:
-        radius = "misclassified" if row["radius"] is None else f"{row['radius']:.5g}"
-        table.add_row(str(row["index"]), str(row["label"]), radius)
+        certified = "misclassified" if row["certified"] is None else f"{row['certified']:.5g}"
+        attacked = "not found" if row["attacked"] is None else f"{row['attacked']:.5g}"
+        cap_mark = " (cap)" if row["capped"] else ""
+        table.add_row(str(row["index"]), str(row["label"]), certified + cap_mark, attacked)
     return table
+
+
+_INSTANCE = {
+    "index": "input",
+    "label": "label",
+    "predicted": "predicted",
+    "verdict": "verdict",
+    "new_class": "new class",
+    "clean": "clean",
+    "attack": "attack",
+    "bound": "certified",
+    "cpu_seconds": "CPU s",
+}
+
+
+def instance_table(instances: list[dict[str, Any]]) -> Table:
+    """One line per instance, the columns that any of them has, and what went wrong."""
+    present = [name for name in _INSTANCE if any(row.get(name) is not None for row in instances)]
+    said = any(row.get("message") for row in instances)
+    table = _plain_table("margins to the nearest class" if instances and "clean" not in instances[0] else "scores")
+    for name in present:
+        table.add_column(_INSTANCE[name], justify="left" if name == "verdict" else "right", no_wrap=True)
+    if said:
+        table.add_column("message")
+    for row in instances:
+        cells = [_value(row.get(name)) for name in present]
+        table.add_row(*cells, *([Text(one_line(row.get("message", "")))] if said else []))
+    return table
+
+
+def _value(value: Any) -> Text:
+    if value is None:
+        return ABSENT
+    return Text(f"{value:.5g}" if isinstance(value, float) else str(value))
 
 
 def attention_table(study: AttentionStudy) -> Table:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data import bundled
 from ..errors import CampaignError, InvalidInput, SofthullError
-from .questions import QUESTIONS, Question
+from .questions import QUESTIONS, Question, find_question
 from .tasks import Model, Task
 from .worker import ModelFile
 
@@ -268,9 +268,7 @@ class _Reader:
         used: set[str],
     ) -> Iterator[Work]:
         with self._at(f"{place}.ask"):
-            if entry["ask"] not in QUESTIONS:
-                raise InvalidInput(f"unknown question {entry['ask']!r}; choose {' or '.join(QUESTIONS)}")
-        question = QUESTIONS[entry["ask"]]
+            question = find_question(entry["ask"])
         networks = self._chosen(f"{place}.networks", entry.get("networks"), self.networks)
         data = self._chosen(f"{place}.data", entry.get("data"), self.data)
         single = question.name == "robustness"

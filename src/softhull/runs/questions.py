@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..boxes import as_index
-from ..errors import InvalidInput
+from ..errors import InvalidInput, unknown
 from ..verify.methods import CLASSES, RANGES, SCORES, find_method
 from .tasks import Answer, Task
 
@@ -19,7 +19,7 @@ from .tasks import Answer, Task
 _TAKEN = frozenset(
     (
         *("network", "networks", "x", "y", "label", "perturbation", "method", "bound"),
-        *("timeout", "memory", "dtype", "device", "certificates", "workers", "progress", "proofs"),
+        *("timeout", "budget", "memory", "dtype", "device", "certificates", "workers", "progress", "proofs"),
     )
 )
 
@@ -38,7 +38,7 @@ class Question(ABC):
     def ask(
         self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
     ) -> list[Answer]:
-        """One answer per instance, without their cost; ``options``: timeout, device."""
+        """One answer per instance, without their cost; ``options``: budget, device."""
 
     def find(self, method: str) -> Any:
         """The settings of a method by its name; InvalidInput when it does not answer this question."""
@@ -96,7 +96,7 @@ class Robustness(Question):
     def keywords(self, given: dict[str, Any]) -> dict[str, Any]:
         found = super().keywords(given)
         if found["property"] not in ("all", "runner-up", "targets"):
-            raise InvalidInput(f"unknown property {found['property']!r}; choose all, runner-up or targets")
+            raise InvalidInput(unknown("property", found["property"], ("all", "runner-up", "targets")))
         if (found["property"] == "targets") != bool(found["targets"]):
             raise InvalidInput("property 'targets' and a list of targets belong together")
         return found | {"targets": found["targets"] and tuple(as_index(t, "targets") for t in found["targets"])}
@@ -108,7 +108,9 @@ class Robustness(Question):
             networks[0], x, labels, task.perturbation, method=task.method, **task.keywords, **options
         )
         _whole(result)
-        return [Answer(r.verdict.value, r.bound, r.attack, None, r.message, r.counterexample) for r in result.records]
+        return [
+            Answer(r.verdict.value, r.bound, r.attack, None, r.message, r.counterexample, **_classes(r)) for r in result
+        ]
 
 
 class Uncertainty(Question):
@@ -146,7 +148,10 @@ class Uncertainty(Question):
     ) -> list[Answer]:
         result = self._called(task, networks, x, labels, options)
         _whole(result)
-        return [Answer(r.verdict, r.bound, r.attack, r.clean, r.message, r.worst_input) for r in result.records]
+        return [
+            Answer(r.verdict, r.bound, r.attack, r.clean, r.message, r.worst_input, **_classes(r))
+            for r in result.records
+        ]
 
     def _called(
         self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
@@ -195,8 +200,12 @@ QUESTIONS: dict[str, Question] = {q.name: q for q in (Robustness(), Uncertainty(
 def find_question(name: str) -> Question:
     """A question by its name."""
     if name not in QUESTIONS:
-        raise InvalidInput(f"unknown question {name!r}; choose {' or '.join(QUESTIONS)}")
+        raise InvalidInput(unknown("question", name, QUESTIONS))
     return QUESTIONS[name]
+
+
+def _classes(record: Any) -> dict[str, Any]:
+    return {"predicted": record.predicted, "new_class": record.new_class}
 
 
 def _whole(result: Any) -> None:

@@ -14,14 +14,17 @@ class Row:
     """One answered instance.
 
     ``bound`` is the certified number (of the margin, or of the score), ``softmax_bound`` the name of the softmax bound
-    it rests on. ``verdict`` is one of ``softhull verify``, or for scores ``bounded``. ``cut_after`` tells the seconds
-    after which the work was cut short; ``finished`` is seconds since 1970. ``run`` and ``machine`` say, as far as the
-    store is to be believed, which of its runs found the answer and where. ``models`` and ``settings`` are JSON.
+    it rests on. ``predicted`` and ``new_class`` are the classes of the input and of its worst input. ``verdict`` is
+    one of ``softhull verify``, or for scores ``bounded``. ``cut_after`` tells the seconds after which the work was cut
+    short; ``finished`` is seconds since 1970. ``run`` and ``machine`` say, as far as the store is to be believed,
+    which of its runs found the answer and where. ``models`` and ``settings`` are JSON.
     """
 
     index: int
     label: int
     verdict: str
+    predicted: int | None
+    new_class: int | None
     bound: float | None
     attack: float | None
     clean: float | None
@@ -75,11 +78,26 @@ SQL = {name: f"tasks.{name}" for name in COLUMNS} | {
         )
     },
     "machine": "runs.machine",
+    "predicted": "classes.predicted",
+    "new_class": "classes.new_class",
 }
 
 # What a filter may compare, as numbers or as words.
 NUMBERS = (
-    *("index", "label", "bound", "attack", "clean", "cpu_seconds", "seconds", "eps", "clip_low", "clip_high"),
+    *(
+        "index",
+        "label",
+        "predicted",
+        "new_class",
+        "bound",
+        "attack",
+        "clean",
+        "cpu_seconds",
+        "seconds",
+        "eps",
+        "clip_low",
+        "clip_high",
+    ),
     *("cut_after", "task", "run"),
 )
 WORDS = (

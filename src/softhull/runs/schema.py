@@ -85,9 +85,17 @@ _SECOND = {
     found TEXT NOT NULL
 ) STRICT""",
 }
+# The class of the input itself and of its worst input, where they were noted.
+_THIRD = {
+    "classes": """CREATE TABLE classes (
+    key TEXT PRIMARY KEY,
+    predicted INTEGER,
+    new_class INTEGER
+) STRICT, WITHOUT ROWID""",
+}
 # What each version adds, by name. An older store is brought up to date when it is opened to write, and read as it is;
 # whoever adds a version appends to this list and changes nothing before it.
-MIGRATIONS = (_FIRST, _SECOND)
+MIGRATIONS = (_FIRST, _SECOND, _THIRD)
 VERSION = len(MIGRATIONS)  # PRAGMA user_version
 
 
@@ -214,6 +222,11 @@ def check(connection: sqlite3.Connection, path: Path) -> int:
         odd = min((name for name, _ in set(found.items()) ^ set(tables.items())), key=str)
         raise StoreError(f"{path}: not a run store of schema {version}: table {str(odd)[:40]!r} is not as expected")
     return version
+
+
+def has_table(connection: sqlite3.Connection, name: str) -> bool:
+    """Whether a store, which may be of an earlier version, has a table."""
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..deadlines import INTERRUPTED, OUT_OF_TIME, deadline_after
+from ..deadlines import INTERRUPTED, OUT_OF_TIME, TimeLimits
 from ..errors import StoreError
 from ..workers import Lost
 from .campaign import Work
 from .engine import Executor, Limits, conduct
 from .executors import Choice
-from .progress import find_reporter
+from .progress import Reporter, find_reporter
 from .questions import find_question
 from .store import Store
 from .tasks import Answer, Model, Task
@@ -70,6 +70,18 @@ class Asked:
     bound: str | None
     keywords: dict[str, Any]
 
+    def described(self) -> dict[str, Any]:
+        """What was asked, for the result."""
+        import torch
+
+        from ..verify.about import describe
+
+        x, labels = (torch.from_numpy(part) for part in (self.dataset.take(self.indices), self.dataset.y[self.indices]))
+        bound = {} if self.bound is None else {"bound": self.bound}
+        return describe(
+            self.question, self.networks, x, labels, self.perturbation, self.method, **bound, **self.keywords
+        )
+
     def work(self) -> Work:
         question = find_question(self.question)
         name = "+".join(dict.fromkeys(Path(network.path).stem for network in self.networks))
@@ -106,25 +118,27 @@ class Found:
 def answer_through_store(
     path: str,
     asked: Asked,
-    timeout: float | None = None,
-    device: str = "cpu",
-    recheck: bool = False,
+    limits: Limits | None = None,
     choice: Choice | None = None,
+    reporter: Reporter | None = None,
 ) -> Found:
     """What the store knows in the end, also after an interrupt; instances that were not reached are unknown.
 
-    ``recheck`` computes again what the store knows already. ``choice``: who works, if not this process.
+    ``limits``: time, device, and whether to compute again what the store knows already. ``choice``: who works, if not
+    this process. ``reporter`` is told how far it is; by default a bar shows it on a terminal.
     """
     began = time.monotonic()
-    deadline_after(timeout)
+    limits = limits or Limits()
+    TimeLimits.of(limits.timeout, limits.budget)
     work = asked.work()
     networks = {network.sha256: network for network in asked.networks}
-    limits, why = Limits(budget=timeout, device=device, recheck=recheck), OUT_OF_TIME
+    why = OUT_OF_TIME
+    reporter = reporter or find_reporter(not sys.stderr.isatty(), None)
     with Store.write(path, {"command": asked.question, "models": [n.path for n in asked.networks]}) as store:
         files = {sha256: ModelFile(network.path, network.model) for sha256, network in networks.items()}
         team: Executor = InProcess(networks) if choice is None else choice.start(files, None)
         try:
-            conduct([work], store, team, find_reporter(not sys.stderr.isatty(), None), limits)
+            conduct([work], store, team, reporter, limits)
         except KeyboardInterrupt:
             why = INTERRUPTED
         labels = asked.dataset.y[asked.indices]
@@ -147,10 +161,9 @@ def robustness_result(found: Found, asked: Asked) -> Result:
     for i, label, a in found.answers:
         if a.verdict not in known:
             raise StoreError(f"the store calls instance {i} {a.verdict}, which is no verdict of this question")
-        records.append(
-            Record(i, known[a.verdict], label, a.bound, a.attack, a.worst_input, a.message, from_store=a.from_store)
-        )
-    return Result(tuple(records), found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
+        records.append(Record(i, known[a.verdict], label, a.bound, a.attack, a.worst_input, a.message, **_of_answer(a)))
+    cost = found.cpu_seconds, found.seconds, found.interrupted
+    return Result(tuple(records), *cost, asked.method.rounding, asked.described())
 
 
 def uncertainty_result(found: Found, asked: Asked) -> UncertaintyResult:
@@ -163,9 +176,10 @@ def uncertainty_result(found: Found, asked: Asked) -> UncertaintyResult:
         bound, attack, clean = (np.nan if number is None else number for number in (a.bound, a.attack, a.clean))
         worst = np.array([]) if a.worst_input is None else a.worst_input
         failed = a.verdict == "error"
-        records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message, failed, from_store=a.from_store))
+        records.append(ScoreRecord(i, label, bound, attack, clean, worst, a.message, failed, **_of_answer(a)))
     score, rounding = find_score(asked.keywords["score"]), asked.keywords["rounding"]
-    return UncertaintyResult(score, tuple(records), found.cpu_seconds, found.seconds, rounding, found.interrupted)
+    cost = found.cpu_seconds, found.seconds, rounding, found.interrupted
+    return UncertaintyResult(score, tuple(records), *cost, asked.described())
 
 
 def dataset_result(found: Found, asked: Asked) -> DatasetReport:
@@ -189,4 +203,12 @@ def dataset_result(found: Found, asked: Asked) -> DatasetReport:
         rounding=asked.keywords["rounding"],
         from_store=sum(answer.from_store for _, _, answer in found.answers),
         unanswered=len(open_),
+        interrupted=found.interrupted,
+        about=asked.described(),
     )
+
+
+def _of_answer(answer: Answer) -> dict[str, Any]:
+    """What records of all questions take over from an answer."""
+    names = ("from_store", "predicted", "new_class", "cpu_seconds", "seconds")
+    return {name: getattr(answer, name) for name in names}

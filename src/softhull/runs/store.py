@@ -21,7 +21,7 @@ from .. import __version__
 from ..errors import StoreError
 from .process import Process
 from .rows import COLUMNS, SQL, Row
-from .schema import explained, open_to_read, open_to_write
+from .schema import explained, has_table, open_to_read, open_to_write
 from .tasks import Answer, Task, canonical
 from .where import Where
 
@@ -30,8 +30,10 @@ SILENCE = 120.0
 LARGEST_INPUT = 1 << 20  # bytes of a worst input worth keeping
 _JOINED = (
     "FROM instances JOIN tasks ON tasks.id = instances.task JOIN answers ON answers.key = instances.key "
-    "LEFT JOIN runs ON runs.id = answers.run WHERE {}"
+    "LEFT JOIN runs ON runs.id = answers.run LEFT JOIN {} ON classes.key = answers.key WHERE {}"
 )
+# Stores of the first two versions have no table of classes.
+_NO_CLASSES = "(SELECT NULL AS key, NULL AS predicted, NULL AS new_class) AS classes"
 # Another batch size moves bounds by second order and gradient steps by less than this share; a recheck says when more.
 NOISE = 1e-3
 _NUMBERS = ("bound", "attack", "clean")
@@ -74,6 +76,7 @@ class Store:
         self._connection = connection
         self._run: int | None = None
         self.differences: list[Difference] = []  # what rechecks of this run found
+        self._classes = "classes" if has_table(connection, "classes") else _NO_CLASSES
         self.rechecked = 0  # how many answers of others this run has found again, whether different or not
 
     @property
@@ -131,9 +134,12 @@ class Store:
         where = where or Where()
         columns = ", ".join(SQL[name] for name in COLUMNS)
         with explained(self.path):
-            query = f"SELECT {columns} {_JOINED.format(where.condition)} ORDER BY instances.task, instances.idx"
+            query = f"SELECT {columns} {self._joined(where)} ORDER BY instances.task, instances.idx"
             for row in self._connection.execute(query, where.values):
                 yield _checked(self.path, Row(*row))
+
+    def _joined(self, where: Where) -> str:
+        return _JOINED.format(self._classes, where.condition)
 
     def progress(self, where: Where | None = None) -> list[Progress]:
         """Counts per task, of unanswered instances too; a condition restricts the answered ones."""
@@ -141,9 +147,7 @@ class Store:
         with explained(self.path):
             totals = self._connection.execute("SELECT task, count(*) FROM instances GROUP BY task ORDER BY task")
             found = {task: Progress(task, total, {}) for task, total in totals.fetchall()}
-            counted = (
-                f"SELECT instances.task, answers.verdict, count(*) {_JOINED.format(where.condition)} GROUP BY 1, 2"
-            )
+            counted = f"SELECT instances.task, answers.verdict, count(*) {self._joined(where)} GROUP BY 1, 2"
             for task, verdict, count in self._connection.execute(counted, where.values).fetchall():
                 found[task].verdicts[verdict] = count
         return list(found.values())
@@ -170,13 +174,17 @@ class Store:
         found = {}
         with explained(self.path):
             for key in dict.fromkeys(keys):
-                query = f"SELECT worst_input, run, {', '.join(names)} FROM answers WHERE key = ?"
+                query = (
+                    f"SELECT worst_input, run, classes.predicted, classes.new_class, {', '.join(names)} FROM answers "
+                    f"LEFT JOIN {self._classes} ON classes.key = answers.key WHERE answers.key = ?"
+                )
                 row = self._connection.execute(query, (key,)).fetchone()
                 if row is not None:
                     worst = None if row[0] is None else _unpack(self.path, row[0])
                     own = row[1] == self._run
-                    _check_verdict(self.path, row[2], key)
-                    found[key] = Answer(worst_input=worst, from_store=not own, **dict(zip(names, row[2:])))
+                    _check_verdict(self.path, row[4], key)
+                    known = dict(zip(("predicted", "new_class", *names), row[2:]))
+                    found[key] = Answer(worst_input=worst, from_store=not own, **known)
         return found
 
     def verdicts(self, keys: Iterable[str]) -> dict[str, str]:
@@ -300,6 +308,16 @@ class Store:
             "worst_input = excluded.worst_input, cut_after = excluded.cut_after, finished = excluded.finished, "
             f"run = excluded.run, times = times + 1 WHERE {gives_way}",
             rows,
+        )
+        known = [
+            (key, answer.predicted, answer.new_class, key, self._run)
+            for key, answer in answers.items()
+            if answer.predicted is not None or answer.new_class is not None
+        ]
+        connection.executemany(
+            "INSERT OR REPLACE INTO classes (key, predicted, new_class) SELECT ?, ?, ? "
+            "WHERE EXISTS (SELECT 1 FROM answers WHERE key = ? AND run = ?)",
+            known,
         )
         connection.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in answers])
         connection.execute("UPDATE runs SET alive = ? WHERE id = ?", (now, self._run))

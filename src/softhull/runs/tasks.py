@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .. import __version__
+from ..show import plain as plain_values
 
 # The key of an answer, field by field: the arguments of a question and the settings of a method that it holds whatever
 # their value.
@@ -120,6 +120,8 @@ class Answer:
     seconds: float = 0.0
     cut_after: float | None = None
     from_store: bool = False  # read from a store, and not found by the run that says so
+    predicted: int | None = None  # the class of the input itself
+    new_class: int | None = None  # the class of the worst input
 
 
 def instance_keys(
@@ -137,20 +139,8 @@ def instance_keys(
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and numbers as JSON knows them; a dataclass says its kind."""
-    if is_dataclass(value) and not isinstance(value, type):
-        kind = type(value).__name__
-        found = {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-        return {"kind": kind} | _of_key(kind, found, {f.name: f.default for f in fields(value)})
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    """Dataclasses, tuples and numbers as JSON knows them; of a dataclass its kind and the fields that make a key."""
+    return plain_values(value, _of_key)
 
 
 def _of_key(owner: str, values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

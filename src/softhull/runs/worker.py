@@ -116,7 +116,7 @@ class _Work:
     def _ask(self, batch: Batch, seconds: float | None) -> Sequence[Answer]:
         question = find_question(batch.task.question)
         networks = [self.load(model.sha256) for model in batch.task.models]
-        options = {"timeout": seconds, "device": batch.device}
+        options = {"budget": seconds, "device": batch.device}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InputWarning)  # who asked has been told
             return question.ask(batch.task, networks, batch.x, batch.labels, options)

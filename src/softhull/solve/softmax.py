@@ -12,7 +12,7 @@ from torch import Tensor
 from ..bounds.rounding import move_outward
 from ..bounds.table import BOUNDS, Curvature, Side
 from ..boxes import Box, make_box
-from ..errors import InvalidInput
+from ..errors import InvalidInput, unknown
 from .neurons import NeuronBounds
 
 # All bounds of the table, intersected: the upper hull lies below every other upper bound, and the lower hull above
@@ -53,6 +53,8 @@ def parse_bounds(name: str) -> SoftmaxBounds:
         side_of_row = getattr(row, side, None)
         if row is None or side_of_row is None or side_of_row.tangent is None or side_of_row.only_for is not None:
             usable = [n for n, r in BOUNDS.items() if (s := getattr(r, side)) and s.tangent and s.only_for is None]
+            if row is None:
+                raise InvalidInput(unknown("bound", part, ("all", *usable), ", or a pair lower/upper"))
             raise InvalidInput(
                 f"bound {name!r}: {part!r} is no {side} bound; known: 'all', or a pair lower/upper with {side} one of "
                 + ", ".join(usable)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,13 @@ import torch
 
 from ..attack.score import ScoreAttack
 from ..attack.visits import OBJECTIVES, Visits, attack_samples
-from ..deadlines import deadline_after, interrupted, interruptible
+from ..deadlines import TimeLimits, interrupted, interruptible
 from ..devices import device_of
 from ..errors import InvalidInput
 from ..formats.inputs import warn_of_labels, warn_of_units
 from ..regions import AnyPerturbation, as_perturbation
+from ..show import data_frame, html_table, new_axes
+from .about import describe
 from .calibration import (
     BINS,
     Bands,
@@ -40,14 +42,16 @@ from .calibration import (
     worst_classwise_error,
     worst_reliability,
 )
+from .methods import RANGES, find_method
 from .ranges import ARRAYS, RangeFinder, Ranges, join_ranges, nothing_known
+from .result import SCHEMA
 from .scores import NegativeLogLikelihood
 from .uncertainty import BATCH, Networks, open_networks
 
 Triple = dict[str, float]  # clean, attack, certified
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DatasetReport:
     """Everything known of ``n`` samples within a perturbation, and what follows for all of them together.
 
@@ -66,6 +70,7 @@ class DatasetReport:
     from_store: int = 0  # samples that were read from a run store, not computed here
     unanswered: int = 0  # samples that were not reached: they were not attacked, and nothing is claimed of them
     interrupted: bool = False  # Ctrl-C cut the work short; what holds by then is here
+    about: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what was asked, as in ``Result``
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -184,7 +189,10 @@ class DatasetReport:
         return _triple(float(auroc(self.clean.max(1), outside.clean.max(1))), float(attack), least)
 
     def to_dict(self) -> dict[str, Any]:
+        """The whole report as plain values for JSON."""
         return {
+            "schema": SCHEMA,
+            **self.about,
             "eps": self.eps,
             "total": len(self),
             "bins": len(self.edges) - 1,
@@ -197,6 +205,43 @@ class DatasetReport:
             "cpu_seconds": self.cpu_seconds,
             "seconds": self.seconds,
         }
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per metric: clean, attack, certified; needs the extra ``pandas``."""
+        return data_frame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"metric": name, **triple} for name, triple in self.metrics.items()]
+
+    def plot(self, axes: Any = None) -> Any:
+        """The reliability diagram with its certified bands; returns the axes (extra ``plot``)."""
+        axes = new_axes(axes)
+        low, high = self.bands.accuracy
+        widths, known = np.diff(self.edges), np.isfinite(low)
+        axes.bar(
+            *(self.edges[:-1][known], (high - low)[known], widths[known], low[known]),
+            align="edge",
+            color="#2f5fc433",
+            edgecolor="#2f5fc4",
+            label="certified band",
+        )
+        axes.plot([0, 1], [0, 1], ":", color="#888888", label="calibrated")
+        for name, colour in (("clean", "#646b78"), ("attack", "#c2410c")):
+            sides = [each[name] for each in self.reliability() if each[name]["count"]]
+            points = [side["confidence"] for side in sides], [side["accuracy"] for side in sides]
+            axes.plot(*points, ".", color=colour, label=name)
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("accuracy")
+        axes.legend()
+        return axes
+
+    def __repr__(self) -> str:
+        shown = ("accuracy", "ece")
+        said = ", ".join(f"{name} {self.metrics[name]['certified']:.4g} certified" for name in shown)
+        return f"<DatasetReport of {len(self)} samples, radius {self.eps:g}: {said}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self).strip("<>"), self._rows())
 
     def __str__(self) -> str:
         lines = [f"{len(self)} samples, radius {self.eps:g}: clean, attack, certified"]
@@ -221,6 +266,7 @@ def certify_dataset(
     bound: str = "all",
     attack: ScoreAttack | None = None,
     timeout: float | None = None,
+    budget: float | None = None,
     seed: int = 0,
     rounding: str = "outward",
     device: torch.device | str | None = None,
@@ -232,10 +278,11 @@ def certify_dataset(
     number of bins of equal width or their edges. Everything else as for ``verify_uncertainty``. ``attack`` is run once
     for every objective that makes some metric worse. Ctrl-C ends with the best found so far (``interrupted``).
     """
-    deadline = deadline_after(timeout)
+    limits = TimeLimits.of(timeout, budget)
     began, cpu = time.monotonic(), time.process_time()
     edges, perturbation = bin_edges(bins), as_perturbation(perturbation)
-    finder = RangeFinder(open_networks(networks, x), method, bound, rounding, device_of(x, device))
+    opened, place = open_networks(networks, x), device_of(x, device)
+    finder = RangeFinder(opened, method, bound, rounding, place)
     x, y = finder.inputs(x, y)
     warn_of_units(x, perturbation)
     attack = attack or ScoreAttack(restarts=2, seed=seed)
@@ -243,7 +290,7 @@ def certify_dataset(
     with interruptible():
         for start in range(0, len(x), BATCH):
             here, label = x[start : start + BATCH], y[start : start + BATCH]
-            region = perturbation.around(here)
+            region, deadline = perturbation.around(here), limits.for_batch(len(here))
             visits.append(attack_samples(finder.probabilities, here, label, region, edges, attack, deadline))
             ranges.append(finder.find(here, perturbation, label, deadline))
         cut = interrupted()
@@ -251,7 +298,9 @@ def certify_dataset(
     labels, seen = y.cpu().numpy(), join_visits(visits)
     warn_of_labels(torch.from_numpy(seen.points[:, 0].argmax(1)), y.cpu())
     known = join_ranges(ranges), seen
-    return DatasetReport(perturbation.largest, labels, *known, edges, *cost, rounding, interrupted=cut)
+    more = {"bins": edges.tolist(), "timeout": timeout, "budget": budget, "seed": seed, "device": str(place)}
+    about = describe("dataset", opened, x, y, perturbation, find_method(method, RANGES), bound=bound, **more)
+    return DatasetReport(perturbation.largest, labels, *known, edges, *cost, rounding, interrupted=cut, about=about)
 
 
 def nothing_answered(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -98,8 +98,11 @@ def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
     numbers = batch.tolist()
     if interrupted():
         return {i: asked.nothing(i, why_stopped()) for i in numbers}
+    began, cpu = time.monotonic(), time.process_time()
     try:
-        return dict(zip(numbers, asked.answer(batch), strict=True))
+        found = dict(zip(numbers, asked.answer(batch), strict=True))
+        spent, cpu = (time.monotonic() - began) / len(numbers), (time.process_time() - cpu) / len(numbers)
+        return {i: _timed(record, cpu, spent) for i, record in found.items()}
     except KeyboardInterrupt:
         interrupt()
         return {i: asked.nothing(i, why_stopped()) for i in numbers}
@@ -111,6 +114,11 @@ def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
             return {numbers[0]: asked.nothing(numbers[0], line, failed=True)}
     parts = batch.split(max(1, len(batch) // 4))
     return {i: record for part in parts for i, record in answered(asked, part).items()}
+
+
+def _timed(record: Any, cpu_seconds: float, seconds: float) -> Any:
+    """The record with what its instance took: an equal share of its batch."""
+    return replace(record, cpu_seconds=cpu_seconds, seconds=seconds) if hasattr(record, "cpu_seconds") else record
 
 
 def _by_workers(asked: Asked[R], batches: list[Tensor], workers: int) -> Iterator[tuple[dict[int, R], float]]:

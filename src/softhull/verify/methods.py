@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, unknown
 
 CLASSES, SCORES, RANGES = "classes", "scores", "ranges of probabilities"
 
@@ -59,8 +58,7 @@ def find_method(method: Any, question: str = CLASSES, **settings: Any) -> Any:
     known = names_for(question)
     choose = f"choose {', '.join(known[:-1])} or {known[-1]}"
     if entry is None:
-        near = get_close_matches(str(method), known, 1)
-        raise InvalidInput(f"unknown method {method!r}; " + (f"did you mean {near[0]}?" if near else choose))
+        raise InvalidInput(unknown("method", method, known))
     if question not in entry.answers:
         raise InvalidInput(f"method {entry.name!r} does not bound {question}; {choose}")
     found = entry.settings()() if isinstance(method, str) else method

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..boxes import as_index
-from ..deadlines import OUT_OF_TIME, deadline_after, interrupted, interruptible, passed
+from ..deadlines import OUT_OF_TIME, TimeLimits, deadline_after, interrupted, interruptible, passed
 from ..devices import device_of, moved
 from ..errors import InvalidInput
 from ..formats.inputs import fit_inputs, warn_of_labels, warn_of_units
@@ -22,15 +22,17 @@ from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Method
+from ..propagate.methods import Linear, Method
 from ..propagate.structure import Structure
 from ..regions import AnyPerturbation, Choices, Region, as_perturbation, rounded_down
+from .about import describe
 from .bracket import Bracket, Effort
 from .enumerate import prove_choices
 from .instances import Progress, answer_all
 from .methods import find_method
 from .names import renamed
 from .prove import prove
+from .radii import CertifiedRadii, RadiusSearch
 from .replay import contradictions
 from .result import Record, Result, Verdict
 from .unsafe import Unsafe, class_change
@@ -51,12 +53,14 @@ def verify_robustness(
     targets: Sequence[int] | None = None,
     attack: bool | None = None,
     timeout: float | None = None,
+    budget: float | None = None,
     seed: int = 0,
     memory: int = 1 << 24,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
     workers: int | str | None = None,
     progress: Progress | None = None,
+    proofs: bool = False,
 ) -> Result:
     """Whether every perturbed input keeps its class: one verdict per instance, in the order given.
 
@@ -66,16 +70,30 @@ def verify_robustness(
     of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest). ``method``: ``"auto"``,
     ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object. A final softmax or sigmoid is left
     out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open, True
-    everything, False nothing. After ``timeout`` seconds, or on an interrupt, the result holds the best found so far.
+    everything, False nothing. ``timeout``: seconds for each instance (a batch shares its time); ``budget``: seconds for
+    the whole call. After either, or on an interrupt, the result holds the best found so far.
     ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where to compute; by
     default where ``x`` is. ``workers``: how many processes share the instances (``"auto"``: one per processor if the
-    work is long); ``progress(done, total)`` is called as they are answered.
+    work is long); ``progress(done, total)`` is called as they are answered. ``proofs``: keep what was chosen to prove
+    the margins, for certificates.
     """
     case = _Case.of(network, x, label, dtype, device)
     unsafe = case.unsafe(property, targets)
     region = case.region(perturbation, dtype)
-    asked = _Asked(case, region, unsafe, find_method(method), _effort(attack, timeout, seed, memory))
-    return _result(asked, workers, progress)
+    limits = TimeLimits.of(timeout, budget)
+    effort = replace(_effort(attack, seed, memory), proofs=proofs)
+    asked = _Asked(case, region, unsafe, find_method(method), effort, limits)
+    found = _result(asked, workers, progress)
+    data = case.exact, case.labels, perturbation
+    more: dict[str, Any] = {
+        "property": property,
+        "targets": targets,
+        "attack": attack,
+        "timeout": timeout,
+        "budget": budget,
+    }
+    about = describe("robustness", [case.network], *data, asked.method, **more, seed=seed, device=str(case.x.device))
+    return replace(found, about=about)
 
 
 @renamed(y="label")
@@ -90,34 +108,45 @@ def certified_radius(
     targets: Sequence[int] | None = None,
     steps: int = 10,
     timeout: float | None = None,
+    budget: float | None = None,
     memory: int = 1 << 24,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
     workers: int | str | None = None,
-) -> np.ndarray:
-    """The largest ``eps`` found certified for every instance by bisection up to ``perturbation.eps``, as an array.
+    attack: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CertifiedRadii:
+    """The largest radius found certified for every instance, by bisection up to ``perturbation.eps``.
 
-    0 where nothing was certified, NaN where the clean input is misclassified. Every value returned was certified.
+    The result is an array of radii: 0 where nothing was certified, NaN where the clean input is misclassified. Every
+    radius in it was certified. Beside it stand ``attacked``, the smallest radius at which a counterexample was found
+    and replayed, and ``capped``, whether the search stopped at ``perturbation.eps``. ``attack=False`` looks for no
+    counterexamples. ``progress(done, total)`` counts rounds of the search. Everything else as for
+    ``verify_robustness``; ``timeout`` and ``budget`` are for the whole search.
     """
     case = _Case.of(network, x, label, dtype, device)
     unsafe = case.unsafe(property, targets)
     perturbation = as_perturbation(perturbation)
-    effort = _effort(False, timeout, 0, memory)
-    proved = torch.zeros(len(case.x), dtype=case.x.dtype)
-    failed = torch.full_like(proved, perturbation.radius)
-    here = failed.clone()
-    for _ in range(steps + 1):
-        if passed(effort.deadline):
+    cap = perturbation.radius
+    limits = TimeLimits(TimeLimits.of(timeout, budget).for_batch(len(case.x)))
+    search = RadiusSearch(~case.correct.cpu().numpy(), cap)
+    rounds = [(search.to_certify, method)] * (steps + 1) + [(search.to_attack, Linear(optimize=0))] * (steps // 2)
+    for done, (next_radii, how) in enumerate(rounds if attack else rounds[: steps + 1]):
+        here = next_radii()
+        if here is None:
+            continue
+        if passed(limits.deadline):
             break
-        region = perturbation.around(case.exact, here, dtype)
-        result = _result(_Asked(case, region, unsafe, find_method(method), effort), workers)
-        good = torch.tensor([record.verdict is Verdict.CERTIFIED for record in result.records])
-        proved, failed = torch.where(good, here, proved), torch.where(good, failed, here)
-        here = (proved + failed) / 2
-        if result.interrupted or bool((proved == failed).all()):
+        region = perturbation.around(case.exact, torch.from_numpy(here).to(case.x), dtype)
+        asked = _Asked(case, region, unsafe, find_method(how), _effort(None if attack else False, seed, memory), limits)
+        result = _result(asked, workers)
+        search.learn(here, result.records)
+        if progress is not None:
+            progress(done + 1, len(rounds))
+        if result.interrupted:
             break
-    proved[~case.correct.cpu()] = torch.nan
-    return proved.numpy()
+    return search.found()
 
 
 @dataclass(frozen=True)
@@ -160,7 +189,7 @@ def verify_specification(
             f"the specification has {specification.inputs} inputs and {specification.outputs} outputs, "
             f"the network {math.prod(graph.input_shape)} and {math.prod(graph.output_shape)}"
         )
-    effort = _effort(None, timeout, seed, memory)
+    effort = replace(_effort(None, seed, memory), deadline=deadline_after(timeout))
     structure = Structure(graph)
     bounds: list[float] = []
     left: set[str] = set()  # what is to be said unless a counterexample is found
@@ -204,7 +233,7 @@ class _Case:
     exact: Tensor  # the same inputs as they were given: the centre of the ball
     labels: Tensor
     outputs: Tensor  # clean logits [B, K]
-    correct: Tensor
+    predicted: Tensor
 
     @staticmethod
     def of(
@@ -235,7 +264,16 @@ class _Case:
             raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
         predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         warn_of_labels(predicted, labels)
-        return _Case(opened, graph, x, exact, labels, outputs, predicted == labels)
+        return _Case(opened, graph, x, exact, labels, outputs, predicted)
+
+    @property
+    def correct(self) -> Tensor:
+        """Which of the unperturbed inputs get their label."""
+        return self.predicted == self.labels
+
+    def record(self, index: int, verdict: Verdict, **named: Any) -> Record:
+        """The record of an instance, with its label and the class of the unperturbed input."""
+        return Record(index, verdict, int(self.labels[index]), predicted=int(self.predicted[index]), **named)
 
     def region(self, perturbation: AnyPerturbation, dtype: torch.dtype) -> Region:
         """The perturbed inputs, with a warning where everything is one of them."""
@@ -260,6 +298,7 @@ class _Asked:
     unsafe: Unsafe
     method: Method
     effort: Effort
+    limits: TimeLimits
 
     @cached_property
     def structure(self) -> Structure:
@@ -273,7 +312,8 @@ class _Asked:
 
     def answer(self, batch: Tensor) -> list[Record]:
         case, region, unsafe = self.case, self.region.take(batch), self.unsafe.take(batch)
-        rest = (case.x[batch], unsafe, self.method, self.effort)
+        effort = replace(self.effort, deadline=self.limits.for_batch(len(batch)))
+        rest = (case.x[batch], unsafe, self.method, effort)
         if isinstance(region, Choices):
             bracket = prove_choices(case.graph, self.structure, region, *rest)
         else:
@@ -283,14 +323,14 @@ class _Asked:
 
     def nothing(self, index: int, why: str, failed: bool = False) -> Record:
         verdict = Verdict.ERROR if failed else Verdict.UNKNOWN
-        return Record(index, verdict, int(self.case.labels[index]), message=why)
+        return self.case.record(index, verdict, message=why)
 
 
 def _result(asked: _Asked, workers: int | str | None, progress: Progress | None = None) -> Result:
     """Records of all instances; of those that are misclassified there is nothing to ask."""
     case = asked.case
     found = answer_all(asked, case.correct.nonzero()[:, 0], asked.size, workers, progress)
-    wrong = {i: Record(i, Verdict.MISCLASSIFIED, int(case.labels[i])) for i in (~case.correct).nonzero()[:, 0].tolist()}
+    wrong = {i: case.record(i, Verdict.MISCLASSIFIED) for i in (~case.correct).nonzero()[:, 0].tolist()}
     records = tuple((found.records | wrong)[i] for i in range(len(case.x)))
     return Result(records, found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
 
@@ -307,26 +347,33 @@ def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, s
 
 
 def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, unsafe: Unsafe) -> Record:
-    label = int(case.labels[i])
     best, _ = unsafe.best_rows(bracket.rows[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
     attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
+    known = {"bound": bound, "attack": attack}
     if bound > 0:
         rows = unsafe.rows[:, place]
         least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - label] * len(rows)  # a logit stands for both
         how = {rival: bracket.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in bracket.proved_by}
         chosen = {rival: bracket.chosen[s, place] for s, rival in enumerate(least) if (s, place) in bracket.chosen}
         note, cuts = bracket.notes.get(place, ""), bracket.cuts.get(place, ())
-        known = {"cuts": cuts, "proved_by": how, "chosen": chosen}
-        return Record(i, Verdict.CERTIFIED, label, bound, attack, message=note, **known)
+        proof = {"cuts": cuts, "proved_by": how, "chosen": chosen}
+        return case.record(i, Verdict.CERTIFIED, **known, message=note, **proof)
     message = "; ".join(filter(None, (bracket.stopped or Verdict.UNKNOWN.advice, bracket.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
         found = _replayed(case.network, case.graph, bracket.worst[place], region, unsafe, place, final)
         if found is not None:
-            return Record(i, Verdict.FALSIFIED, label, bound, attack, found[0])
+            own = {"counterexample": found[0], "new_class": _class_of(found[1], final)}
+            return case.record(i, Verdict.FALSIFIED, **known, **own)
         message = "the attack breaks the property in exact arithmetic only, not when the model file is replayed"
-    return Record(i, Verdict.UNKNOWN, label, bound, attack, message=message)
+    return case.record(i, Verdict.UNKNOWN, **known, message=message)
+
+
+def _class_of(outputs: np.ndarray, final: str | None) -> int:
+    """The class that outputs of the model file stand for; a single one is binary, and its sign decides."""
+    single = outputs.size == 1
+    return int(outputs[0] > (0.5 if final == "sigmoid" else 0.0)) if single else int(outputs.argmax())
 
 
 def _replayed(
@@ -422,9 +469,9 @@ def _middle(region: Region) -> Tensor:
     return region.lower + (region.upper - region.lower) / 2
 
 
-def _effort(attack: bool | None, timeout: float | None, seed: int, memory: int) -> Effort:
+def _effort(attack: bool | None, seed: int, memory: int) -> Effort:
     kind = {None: "open", True: "always", False: "never"}[attack]
-    return Effort(deadline=deadline_after(timeout), attack=kind, seed=seed, memory=memory)
+    return Effort(attack=kind, seed=seed, memory=memory)
 
 
 class _Clock:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, unknown
 from ..graph.rounding import share, ulps
 
 # Units in the last place that a logarithm may be off.
@@ -190,7 +190,7 @@ def find_score(score: str | Score) -> Score:
     if name == Confidence.name and of.isdecimal():
         return Confidence(int(of))
     if colon or name not in SCORES:
-        raise InvalidInput(f"unknown score {score!r}; known: {', '.join(SCORES)}, and confidence:3 for one class")
+        raise InvalidInput(unknown("score", score, SCORES, ", or confidence:3 for one class"))
     return SCORES[name]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..attack.score import ScoreAttack
 from ..bounds.rounding import check_rounding
-from ..deadlines import deadline_after
+from ..deadlines import TimeLimits
 from ..devices import device_of
 from ..errors import InvalidInput, ModelError
 from ..formats.inputs import fit_inputs, refuse_fixed_batch, warn_of_units
@@ -23,9 +23,11 @@ from ..formats.torch_module import open_network
 from ..graph.graph import Graph
 from ..propagate.methods import Auto, Branch, Linear, SecondOrder
 from ..regions import AnyPerturbation, Region, as_perturbation
+from ..show import data_frame, html_table, new_axes
 from ..solve.dual import Dual
 from ..solve.layers import is_feedforward, stack_networks
 from ..solve.softmax import parse_bounds
+from .about import describe
 from .branching import ByBranching
 from .ensemble import join
 from .instances import Progress, answer_all
@@ -33,6 +35,7 @@ from .methods import SCORES, find_method
 from .names import renamed
 from .question import Proof, ScoreQuestion
 from .replay import contradictions
+from .result import SCHEMA, finite
 from .scores import Score, find_score
 from .stages import ByPrograms, ByWalks
 
@@ -43,7 +46,7 @@ Solver = ByPrograms | ByWalks | ByBranching
 Networks = Network | Graph | torch.nn.Module | Sequence[Network | Graph | torch.nn.Module]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScoreRecord:
     """One instance: the bracket around its worst score within the perturbation, in the units of the score.
 
@@ -56,11 +59,15 @@ class ScoreRecord:
     bound: float
     attack: float
     clean: float
-    worst_input: np.ndarray = field(repr=False)
+    worst_input: np.ndarray
     message: str = ""
     failed: bool = False  # nothing is certified, for the reason in ``message``
+    predicted: int | None = None  # the class of the input itself
+    new_class: int | None = None  # the class of ``worst_input``
     from_store: bool = False  # read from a run store, not computed here
-    proof: Proof | None = field(default=None, repr=False, compare=False)  # where it was asked for
+    proof: Proof | None = field(default=None, compare=False)  # where it was asked for
+    cpu_seconds: float = field(default=0.0, compare=False)  # an equal share of its batch
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def verdict(self) -> str:
@@ -68,13 +75,23 @@ class ScoreRecord:
         return "error" if self.failed else "bounded" if math.isfinite(self.bound) else "unknown"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; numbers that are not finite are None."""
         plain: dict[str, Any] = {"index": self.index, "label": self.label, "verdict": self.verdict}
-        plain |= {name: _finite(getattr(self, name)) for name in ("bound", "attack", "clean")}
+        plain |= {"predicted": self.predicted, "new_class": self.new_class}
+        plain |= {name: finite(getattr(self, name)) for name in ("bound", "attack", "clean")}
+        plain |= {"cpu_seconds": self.cpu_seconds, "seconds": self.seconds}
         plain |= {"message": self.message} if self.message else {}
         return plain | ({"from_store": True} if self.from_store else {})
 
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {getattr(self, name):.4g}" for name in ("bound", "attack", "clean"))
+        return f"<ScoreRecord {self.index}: {self.verdict}, label {self.label}, {numbers}>"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        return html_table(f"Instance {self.index}", [self.to_dict()])
+
+
+@dataclass(frozen=True, repr=False)
 class UncertaintyResult:
     """Records of all instances asked about, and the cost."""
 
@@ -84,6 +101,7 @@ class UncertaintyResult:
     seconds: float
     rounding: str = "outward"  # bounds hold for the real-valued networks; "nearest": up to rounding
     interrupted: bool = False  # Ctrl-C cut the work short; the records hold what was found by then
+    about: Mapping[str, Any] = field(default_factory=dict, compare=False)  # what was asked, as in ``Result``
 
     def __getitem__(self, position: int) -> ScoreRecord:
         return self.records[position]
@@ -103,14 +121,38 @@ class UncertaintyResult:
 
     def summary(self) -> dict[str, float | None]:
         """Means over the instances, how many failed, and the cost."""
-        means = {name: _finite(mean) for name, mean in self.means().items()}
+        means = {name: finite(mean) for name, mean in self.means().items()}
         counts = {"error": sum(record.failed for record in self.records), "total": len(self)}
         return means | counts | {"cpu_seconds": self.cpu_seconds, "seconds": self.seconds}
 
     def to_dict(self) -> dict[str, Any]:
+        """The whole answer as plain values for JSON."""
         instances = [record.to_dict() for record in self.records]
-        about = {"score": self.score.name, "rounding": self.rounding}
-        return about | {"summary": self.summary(), "instances": instances}
+        own = {"score": self.score.name, "rounding": self.rounding, "interrupted": self.interrupted}
+        return {"schema": SCHEMA, **self.about, **own, "summary": self.summary(), "instances": instances}
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per instance, inputs left out; needs the extra ``pandas``."""
+        return data_frame([record.to_dict() for record in self.records])
+
+    def plot(self, axes: Any = None) -> Any:
+        """The bracket of every instance, from the clean score over the attack to the bound; returns the axes."""
+        axes = new_axes(axes)
+        order = sorted((r for r in self.records if not r.failed), key=lambda record: record.bound)
+        places = range(len(order))
+        for name, colour in (("bound", "#2f5fc4"), ("attack", "#c2410c"), ("clean", "#646b78")):
+            axes.plot(places, [getattr(r, name) for r in order], ".", color=colour, label=_SIDES[name])
+        axes.set_xlabel("instances, by bound")
+        axes.set_ylabel(self.score.name)
+        axes.legend()
+        return axes
+
+    def __repr__(self) -> str:
+        means = ", ".join(f"{name} {mean:.4g}" for name, mean in self.means().items())
+        return f"<UncertaintyResult of {len(self)} instances, {self.score.name}: mean {means}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(str(self), [record.to_dict() for record in self.records])
 
     def __str__(self) -> str:
         sense = "at most" if self.score.worst_when == "high" else "at least"
@@ -130,8 +172,7 @@ class UncertaintyResult:
         return line
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+_SIDES = {"bound": "certified bound", "attack": "worst found by the attack", "clean": "unperturbed"}
 
 
 @renamed(y="label")
@@ -146,6 +187,7 @@ def verify_uncertainty(
     separate: bool = False,
     attack: ScoreAttack | None = None,
     timeout: float | None = None,
+    budget: float | None = None,
     seed: int = 0,
     rounding: str = "outward",
     device: torch.device | str | None = None,
@@ -158,14 +200,13 @@ def verify_uncertainty(
     ``x [B, *shape]``, ``label [B]``; networks, inputs and perturbation as for ``verify_robustness``. ``method``:
     ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for feedforward networks; ``"second-order"``,
     ``"linear"`` for all; or one of their settings objects. ``bound``: the softmax bounds, ``"all"`` or a pair such as
-    ``"er/lse"``; ``separate`` lets every network choose its own input. After ``timeout`` seconds the best so far is
-    returned. ``rounding``: ``"outward"`` charges every rounding error to the bound, so that it is true for the
-    networks as real-valued functions; ``"nearest"`` does not. ``device``: where to compute; by default where ``x`` is.
-    ``workers`` and ``progress`` as for ``verify_robustness``. ``proofs``: keep what was chosen to prove the bounds, for
-    certificates.
+    ``"er/lse"``; ``separate`` lets every network choose its own input. ``rounding``: ``"outward"`` charges
+    every rounding error to the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does
+    not. ``timeout``, ``budget``, ``device``, ``workers`` and ``progress`` as for ``verify_robustness``.
+    ``proofs``: keep what was chosen to prove the bounds, for certificates.
     """
     check_rounding(rounding)
-    deadline = deadline_after(timeout)
+    limits = TimeLimits.of(timeout, budget)
     score, place, perturbation = find_score(score), device_of(x, device), as_perturbation(perturbation)
     networks = open_networks(networks, x)
     solver = find_solver(networks, find_method(method, SCORES), bound, separate, rounding)
@@ -175,10 +216,13 @@ def verify_uncertainty(
     attack = attack or ScoreAttack(seed=seed)
     region = perturbation.around(x)
     outward = rounding == "outward"
-    asked = _Asked(networks, solver, score, attack, region, x, label, outward, deadline, seed, proofs)
+    asked = _Asked(networks, solver, score, attack, region, x, label, outward, limits, seed, proofs)
     found = answer_all(asked, torch.arange(len(x)), BATCH, workers, progress)
     records = tuple(found.records[i] for i in range(len(x)))
-    return UncertaintyResult(score, records, found.cpu_seconds, found.seconds, rounding, found.interrupted)
+    more = {"score": score.name, "separate": separate, "timeout": timeout, "budget": budget, "seed": seed}
+    kind = find_method(method, SCORES)
+    about = describe("uncertainty", networks, x, label, perturbation, kind, bound=bound, **more, device=str(place))
+    return UncertaintyResult(score, records, found.cpu_seconds, found.seconds, rounding, found.interrupted, about)
 
 
 @dataclass(frozen=True)
@@ -193,20 +237,21 @@ class _Asked:
     x: Tensor
     label: Tensor
     outward: bool
-    deadline: float
+    limits: TimeLimits
     seed: int
     proofs: bool
 
     def answer(self, batch: Tensor) -> list[ScoreRecord]:
         """The attack, then the best bound; a deadline leaves the best found so far."""
         solver, score = self.solver, self.score
-        here = batch.to(self.x.device)
+        here, deadline = batch.to(self.x.device), self.limits.for_batch(len(batch))
         region, x, label = self.region.take(here), self.x[here], self.label[here]
-        _, worst = self.attack.run(partial(_badness, solver, score, label), region, [x], self.deadline)
+        _, worst = self.attack.run(partial(_badness, solver, score, label), region, [x], deadline)
         at = solver.probabilities(worst)
-        found = solver.highest(ScoreQuestion(score, region, label, worst, at, self.outward, self.deadline))
+        found = solver.highest(ScoreQuestion(score, region, label, worst, at, self.outward, deadline))
         certified, attacked = score.from_badness(found.badness), score.value(at, label)
-        clean = score.value(solver.probabilities(x), label)
+        own = solver.probabilities(x)
+        clean = score.value(own, label)
         wrong = contradictions(self.networks, region, x, worst, self.seed)
         return [
             ScoreRecord(
@@ -218,6 +263,8 @@ class _Asked:
                 worst[i].cpu().numpy(),
                 wrong.get(i, found.notes.get(i, "")),
                 failed=i in wrong,
+                predicted=int(own[i].argmax()),
+                new_class=int(at[i].argmax()),
                 proof=found.proof(i) if self.proofs else None,
             )
             for i, index in enumerate(batch.tolist())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, unknown
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def class_change(labels: Tensor, logits: Tensor, kind: str, targets: Tensor | No
             raise InvalidInput(f"targets must be classes from 0 to {K - 1}, got {targets.tolist()}")
         rivals = targets[:, None].expand(-1, B)
     else:
-        raise InvalidInput(f"unknown property {kind!r}; choose all, runner-up or targets")
+        raise InvalidInput(unknown("property", kind, ("all", "runner-up", "targets")))
     rows = own - eye[rivals]
     # The label cannot overtake itself: 0 * y + 1 > 0.
     offsets = -(rivals == labels).to(logits)

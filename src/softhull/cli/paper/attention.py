@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import NumberList, console, threads_option, use_threads, with_progress, write_json
+from ..options import (
+    NumberList,
+    console,
+    is_stdout,
+    json_option,
+    out_option,
+    threads_option,
+    together,
+    use_threads,
+    with_progress,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from ...paper.attention import AttentionStudy, Experiment
@@ -32,17 +43,10 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--optimize", type=click.IntRange(min=1), default=20, show_default=True, help="Gradient steps."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
         threads_option,
-        click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows to this CSV file."),
-        click.option(
-            "--json",
-            "json_out",
-            type=click.Path(dir_okay=False),
-            help="Write the rows to this file ('-': standard output).",
-        ),
+        out_option(text="Write the rows to this CSV file."),
+        json_option,
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return together(*options)(command)
 
 
 @click.command("attention", short_help="Section 7.2: certified images of attention networks on MNIST.")
@@ -82,7 +86,7 @@ def show_table(
     seed: int,
     threads: int,
     out: Path | None,
-    json_out: str | None,
+    json_out: Path | None,
 ) -> None:
     """Compute and print one table; after Ctrl-C what was done so far."""
 
@@ -110,10 +114,10 @@ def show_table(
             _report(study, out, json_out)
 
 
-def _report(study: AttentionStudy, out: Path | None, json_out: str | None) -> None:
+def _report(study: AttentionStudy, out: Path | None, json_out: Path | None) -> None:
     from ...report.tables import attention_table
 
-    if json_out != "-":
+    if not is_stdout(json_out):
         console().print(attention_table(study))
         cells = [equal for row in study.done() for equal in (row.equal_cells() or {}).values()]
         if cells:

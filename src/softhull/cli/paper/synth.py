@@ -7,20 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..options import with_progress, workers_option
+from ..options import out_folder_option, with_progress, workers_option
 
 if TYPE_CHECKING:
     from ...paper.synth import SynthStudy
 
 
 @click.command("synth", short_help="Section 6: gaps of all bounds on synthetic regions.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/synth"),
-    show_default=True,
-    help="Folder for the CSV files and figures.",
-)
+@out_folder_option("out/synth", "Folder for the CSV files and figures.")
 @click.option("--regions", type=click.IntRange(min=2), default=100, show_default=True, help="Per setting.")
 @click.option("--points", type=click.IntRange(min=1), default=1000, show_default=True, help="Per region.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of regions and points.")
@@ -40,7 +34,6 @@ def command(out: Path, regions: int, points: int, seed: int, workers: int) -> No
     from ...report.figures import matplotlib
 
     matplotlib()  # Missing: say so now, not after minutes of work.
-    out.mkdir(parents=True, exist_ok=True)
     study = SynthStudy(figure_plans(), regions, points, seed)
     total = len(study.tasks())
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..options import console, threads_option, use_threads, with_progress
+from ..options import console, out_folder_option, threads_option, use_threads, with_progress
 
 
 @click.command("uncertainty", short_help="Section 7.1: certified scores of ensembles.")
@@ -24,7 +24,7 @@ from ..options import console, threads_option, use_threads, with_progress
 )
 @click.option("--images", type=click.IntRange(min=1), default=100, show_default=True, help="How many, from the first.")
 @click.option("--separate", is_flag=True, help="The appendix's relaxation: every network has its own input.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for CSV files.")
+@out_folder_option(text="Folder for CSV files.")
 @threads_option
 def command(
     artifact: Path,
@@ -56,8 +56,6 @@ def command(
     inputs = load_dataset(data or data_file(artifact, dataset))
     if images > len(inputs):
         raise click.BadParameter(f"{inputs.path} holds {len(inputs)} inputs", param_hint="--images")
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     table = UncertaintyTable(dataset, separate, images)
     total = len(table.settings()) * len(table.columns)
     done = 0
