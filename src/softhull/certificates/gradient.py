@@ -198,9 +198,11 @@ class Followed:
         proof = self.proof
         flat = np.empty(order.size)
         flat[order] = A[0].astype(np.float64)
-        groups, _, R = basis.shape
+        groups, inner = len(basis), self.graph.shape_of(twin.inputs[0])[-1]
         C = flat.reshape(groups, -1, basis.shape[1])
-        inner = self.graph.shape_of(twin.inputs[0])[-1]
+        size = np.linalg.norm(C @ basis, axis=1)
+        R = max(1, int((size > 1e-9 * size.max()).any(0).sum()))  # the others are no more than rounding
+        basis = basis[..., :R]
         amounts = C @ basis
         # Rows over the entries of the graph's factors [groups, I, inner] and [groups, inner, J].
         X = np.zeros((groups, R, inner, groups, C.shape[1], inner))

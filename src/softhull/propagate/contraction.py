@@ -118,7 +118,7 @@ def _keep_neither(bounds: LinearBounds, index: int, C: Tensor, free: Free | None
     y = _bound_combinations(bounds, right, basis, inner_size, transposed=False)
     on_x, on_y, constant = _relax_products(bounds, index, x, y, sizes.shape[-1], free)
     if free is not None:
-        free.note(index, "basis", basis)
+        free.note(index, "basis", vectors.mT)
     back_left = (amounts @ on_x).reshape(S, B, *left_shape)
     back_right = (basis @ on_y).mT.reshape(S, B, *right_shape)
     if bounds.outward:

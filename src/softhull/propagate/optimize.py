@@ -26,7 +26,7 @@ class Chosen:
     def see(self, free: Free, better: Tensor, active: Tensor, size: int) -> None:
         """Keep the choices of a walk on some instances ``active`` of ``size`` where it is ``better [S, active]``."""
         for key, (value, axis) in free.held.items():
-            shape = (*value.shape[:axis], len(active), *value.shape[axis + 1 :])
+            shape = (*value.shape[: axis - 1], *better.shape, *value.shape[axis + 1 :])
             value = value.expand(shape)
             if key not in self.held:
                 self.held[key] = value.new_zeros((*shape[:axis], size, *shape[axis + 1 :])), axis

@@ -353,7 +353,7 @@ def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, u
     known = {"bound": bound, "attack": attack}
     if bound > 0:
         rows = unsafe.rows[:, place]
-        least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - label] * len(rows)  # a logit stands for both
+        least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)
         how = {rival: bracket.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in bracket.proved_by}
         chosen = {rival: bracket.chosen[s, place] for s, rival in enumerate(least) if (s, place) in bracket.chosen}
         note, cuts = bracket.notes.get(place, ""), bracket.cuts.get(place, ())
