@@ -626,10 +626,10 @@ class Knowledge:
         """
         left, right = self._proved(node.x.node, rule["left"]), self._proved(node.y.node, rule["right"])
         pairs, sizes = np.asarray(rule["pairs"]), (left.rows.shape[1], right.rows.shape[1])
-        if len(A) != 1 or max(*sizes, len(pairs)) * max(sizes) > LARGEST_FORM:
-            raise Refused("pairs of functions for several rows, or too many")
         if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind != "i" or not len(pairs):
             raise Refused("pairs that are none")
+        if len(A) != 1 or max(*sizes, len(pairs)) * max(sizes) > LARGEST_FORM:
+            raise Refused("pairs of functions for several rows, or too many")
         if pairs.min() < 0 or (pairs.max(0) >= (len(left.rows), len(right.rows))).any():
             raise Refused("pairs of functions that were not proved")
         w = exact(_array(rule, "weight", len(pairs), low=0.0, high=1.0))

@@ -26,7 +26,7 @@ SEED = int(os.environ.get("SOFTHULL_SEED", "0"))
 SEEDS = 4  # a planted error is looked for from
 
 CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits"}
-RULES = {f"rule {key}" for key in ("slope", "planes", "functions", "split", "multipliers", "below", "fit")}
+RULES = {f"rule {key}" for key in ("slope", "planes", "pairs", "functions", "split", "multipliers", "below", "fit")}
 
 
 @pytest.fixture(scope="module")
