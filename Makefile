@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test check soundness docs bench models paper paper-sample clean
+.PHONY: install demo test check soundness docs outputs package bench models paper paper-sample clean
 
 install: $(STAMP)
 
@@ -40,6 +40,18 @@ paper-sample: install
 # The documentation as a site in site/; every warning is an error.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Runs the code in the documentation and writes what it prints, and its pictures, into the pages.
+outputs: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.documents
+
+# The release in dist/: the wheel is built from the sdist. Both are installed, with the smallest set of extras that runs
+# `softhull verify`, into an environment of their own, where every command works or says in one line what is missing.
+package: install
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tests.environments cli,onnx
 
 bench: install
 	$(BIN)/python -m benchmarks

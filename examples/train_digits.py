@@ -106,19 +106,22 @@ def export(model: nn.Module, path: Path) -> None:
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--out", type=Path, default=Path("digits"), help="Folder for the files.")
-    out = options.parse_args().out
+def split(out: Path) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray]:
+    """Images ``[N, 8, 8]`` in [0, 1], labels, which are held out and which kept; a folder gets those held out."""
     out.mkdir(parents=True, exist_ok=True)
-
     images, labels = load_digits(return_X_y=True)
     pixels = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(SEED).permutation(len(pixels))
     held_out, kept = order[:TEST_IMAGES], order[TEST_IMAGES:]
     np.savez_compressed(out / "digits.npz", x=pixels[held_out], y=labels[held_out].astype(np.uint8))
+    return torch.from_numpy(pixels).float() / 255, torch.from_numpy(labels), held_out, kept
 
-    x, y = torch.from_numpy(pixels).float() / 255, torch.from_numpy(labels)
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--out", type=Path, default=Path("digits"), help="Folder for the files.")
+    out = options.parse_args().out
+    x, y, held_out, kept = split(out)
     models = {"digits-attention": train(PatchAttention, x[kept], y[kept], eps=0.12, epochs=60, seed=SEED)}
     for member in range(ENSEMBLE):
         name = f"digits-mlp-{member}"

@@ -18,6 +18,7 @@ def namespace(*arrays: Array) -> Any:
 
 
 def device(array: Array) -> Any:
+    """The device an array lives on; None for frameworks without devices."""
     return getattr(array, "device", None)
 
 
@@ -49,18 +50,21 @@ def limits(array: Array) -> tuple[float, float]:
 
 
 def maximum(a: Array, b: Array | float) -> Array:
+    """The larger of both, entry by entry; ``b`` may be a number in every framework."""
     if isinstance(b, float | int) and is_torch_array(a):
         return a.clamp(min=b)
     return namespace(a).maximum(a, b)
 
 
 def minimum(a: Array, b: Array | float) -> Array:
+    """The smaller of both, entry by entry; ``b`` may be a number in every framework."""
     if isinstance(b, float | int) and is_torch_array(a):
         return a.clamp(max=b)
     return namespace(a).minimum(a, b)
 
 
 def clip(a: Array, low: Array | float, high: Array | float) -> Array:
+    """``a`` moved into ``[low, high]``, entry by entry."""
     return minimum(maximum(a, low), high)
 
 

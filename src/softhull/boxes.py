@@ -66,6 +66,7 @@ def refuse(bad: Array, message: str, **values: Array) -> None:
 
 
 def broadcast_shape(**named: Array) -> tuple[int, ...]:
+    """The common shape of named arrays, or an error that names those that do not fit together."""
     try:
         return np.broadcast_shapes(*(tuple(a.shape) for a in named.values()))
     except ValueError:
@@ -108,6 +109,7 @@ class Box:
 
     @property
     def size(self) -> int:
+        """The number of logits K."""
         return int(self.lower.shape[-1])
 
     @cached_property
@@ -118,9 +120,11 @@ class Box:
 
     @cached_property
     def half_width(self) -> Array:
+        """Half the width of every interval."""
         return (self.upper - self.lower) / 2
 
     def without_differences(self) -> Box:
+        """The box alone, with no further bounds on differences of logits."""
         return replace(self, differences=None)
 
     @property

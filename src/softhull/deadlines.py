@@ -6,6 +6,7 @@ Ctrl-C is a deadline that has passed: whatever looks at its deadline returns the
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from .errors import InvalidInput
 OUT_OF_TIME = "the time limit passed; raise it"
 INTERRUPTED = "interrupted"
 
+_began = time.monotonic()
 _interrupted = False
 _questions = 0  # that are being answered, one inside the other
 
@@ -34,6 +36,16 @@ def deadline_after(timeout: float | None, name: str = "timeout") -> float:
     if not isinstance(timeout, Real) or isinstance(timeout, bool) or not timeout >= 0:
         raise InvalidInput(f"{name} must be a number of seconds of at least 0, got {timeout!r}")
     return time.monotonic() + timeout
+
+
+def since_start() -> float:
+    """Seconds since this process was started; on systems that do not say, since it began to count."""
+    try:
+        with open("/proc/self/stat", encoding="ascii") as stream:
+            ticks = int(stream.read().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.monotonic() - _began
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ class Perturbation:
     upper: Any = None
 
     def __post_init__(self) -> None:
+        for name in ("eps", "clip"):
+            if isinstance(value := getattr(self, name), str):
+                raise InvalidInput(f"{name} must be numbers, not the text {value!r}; leave the quotation marks out")
         if self.norm not in (1, 2, math.inf):
             raise InvalidInput(f"norm must be 1, 2 or inf, got {self.norm!r}")
         if self.eps is None:
@@ -217,7 +220,9 @@ def as_perturbation(given: AnyPerturbation) -> Perturbation | Alternatives:
         return given
     if isinstance(given, numbers.Real) and not isinstance(given, bool):
         return Perturbation(float(given))
-    raise InvalidInput(f"a perturbation or its radius in the l_inf norm is needed, not a {type(given).__name__}")
+    quotes = "; leave the quotation marks out" if isinstance(given, str) else ""
+    kind = type(given).__name__
+    raise InvalidInput(f"a perturbation or its radius in the l_inf norm is needed, not a {kind}{quotes}")
 
 
 def _array(given: Any, name: str) -> Array:
@@ -333,6 +338,7 @@ class Region:
 
     @property
     def size(self) -> int:
+        """The number of entries of an input."""
         return self.lower.shape[0]
 
     @property

@@ -90,6 +90,7 @@ class Workers:
             self._start()
 
     def submit(self, number: int, task: Any) -> None:
+        """Gives a task to a free worker, or to one that is started for it."""
         # Pickled by hand: torch would hand tensors over through shared memory, which ends with this process.
         self._give((number, pickle.dumps(task)))
 
@@ -143,6 +144,7 @@ class Workers:
         return worker
 
     def _bury(self, worker: _Worker) -> list[Done | Lost]:
+        """Cleans up after a worker that ended, and says which task was lost with it."""
         worker.process.join()
         worker.connection.close()
         self._pool.remove(worker)

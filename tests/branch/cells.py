@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softhull.branch.cut_leaves import CutLeaves
 from softhull.branch.cuts import Cut
 from softhull.branch.dual_leaves import DualLeaves
 from softhull.branch.tree import Node
 from softhull.branch.walk_leaves import Rows, WalkLeaves
 from softhull.graph.graph import Graph
+from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import SecondOrder
 from softhull.propagate.structure import Structure
 from softhull.regions import Perturbation, Region
@@ -29,7 +31,7 @@ class Problem:
 
     def __init__(
         self,
-        bounds: DualLeaves | WalkLeaves,
+        bounds: CutLeaves | DualLeaves | WalkLeaves,
         region: Region,
         objective: Callable[[Tensor], Tensor],
         cut_value: Callable[[Cut, Tensor], Tensor],
@@ -101,6 +103,30 @@ def random_margin(seed: int, attention: bool = True) -> Problem:
         return (graph(x).flatten(1) * row.flatten()).sum(1)
 
     return Problem(bounds, region, objective, _entry)
+
+
+def random_inner(seed: int, kind: str = "relu") -> Problem:
+    """The same with cuts inside the network: of feedforward networks with some activation, or of attention."""
+    rng = np.random.default_rng([seed, 9])
+    if kind == "attention":
+        graph: Graph = random_attention(rng)
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        graph = random_graph(generator, int(rng.integers(2, 7)), (5, 4), 3, activation=kind, softmax=False)
+    x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
+    region = Perturbation(float(rng.uniform(0.05, 0.3))).around(x)
+    row = torch.from_numpy(rng.normal(size=(1, *graph.output_shape)))
+    offset = torch.from_numpy(rng.normal(size=1))
+    bounds = LinearBounds(graph, region, SecondOrder().linear)
+    leaves = CutLeaves(bounds, torch.zeros(1, dtype=torch.long), row, offset)
+
+    def objective(x: Tensor) -> Tensor:
+        return (graph(x).flatten(1) * row.flatten()).sum(1) - offset
+
+    def cut_value(cut: Cut, x: Tensor) -> Tensor:
+        return _entry(cut, x if cut.node < 0 else graph.values(x)[cut.node])
+
+    return Problem(leaves, region, objective, cut_value)
 
 
 def _layer(stacks: list[Stack], place: tuple[int, int], x: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from softhull.branch.cut_leaves import CutLeaves, _Batch
 from softhull.branch.cuts import Cut
 from softhull.branch.loop import Search
 from softhull.propagate.methods import Branch
 
-from .cells import Problem, check_tree, random_margin, random_score
+from .cells import Problem, check_tree, random_inner, random_margin, random_score
 
 NEAR = 1e-3
 NETWORKS = [
@@ -41,6 +42,55 @@ def test_search_ends_near_the_minimum_and_never_above_it(make: Any, which: tuple
     assert found.left(0) == 0
     assert least - NEAR < found.bound(0) <= least
     check_tree(problem, found.roots[0], x)
+
+
+@pytest.mark.parametrize("kind", ["relu", "leaky", "tanh", "attention"])
+@pytest.mark.parametrize("seed", range(3))
+def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str) -> None:
+    problem = random_inner(seed, kind)
+    x = problem.points()
+    found = search(problem, float(problem.objective(x).min()), nodes=40, cells=8)
+    check_tree(problem, found.roots[0], x)
+    assert found.bound(0) >= found.roots[0].bound
+
+
+@pytest.mark.parametrize("seed", [5, 8, 10])
+def test_cuts_of_activations_close_the_gap_of_a_small_network(seed: int) -> None:
+    """With every kink on one side the network is affine in its cells, and multipliers are all that is missing."""
+    problem = random_inner(seed)
+    least = float(problem.objective(problem.points()).min())
+    found = search(problem, least - NEAR, nodes=300, cells=8)
+    assert found.roots[0].bound < least - 3 * NEAR
+    assert found.left(0) == 0
+    assert least - NEAR < found.bound(0) <= least
+
+
+def test_a_multiplier_of_a_cut_inside_of_the_wrong_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_inner(0)
+    x, honest = problem.points(), _Batch._place
+
+    def turned(batch: _Batch) -> None:
+        honest(batch)
+        batch.sign.neg_()
+
+    monkeypatch.setattr(_Batch, "_place", turned)
+    found = search(problem, math.inf, nodes=20)
+    with pytest.raises(AssertionError, match="bound of cell"):
+        check_tree(problem, found.roots[0], x)
+
+
+@pytest.mark.parametrize("kind", ["relu", "tanh", "attention"])
+def test_the_account_of_losses_adds_up(kind: str) -> None:
+    """Every affine step cancels: a bound loses what its relaxed entries lose where it is attained."""
+    problem = random_inner(8, kind)
+    assert isinstance(problem.bounds, CutLeaves)
+    with torch.no_grad():
+        problem.bounds.roots()
+    share = problem.bounds.shares[0]
+    if kind == "attention":
+        assert 0 <= share < 1
+    else:
+        assert share == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize(("make", "which"), NETWORKS[::3])

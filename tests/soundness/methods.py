@@ -28,14 +28,15 @@ from softhull.propagate.methods import Auto, Branch, Linear, Method, SecondOrder
 from softhull.propagate.optimize import optimized_lower, with_better_differences
 from softhull.propagate.second_order.forward import NoAffineForms
 from softhull.propagate.second_order.specification import SecondOrderBounds
-from softhull.propagate.structure import Structure
 from softhull.regions import Choices, Region
-from softhull.verify.enumerate import prove_choices
-from softhull.verify.prove import Effort, prove
+from softhull.verify.engine import solve
+from softhull.verify.ensemble import Ensemble, Joined
+from softhull.verify.enumerate import Enumerate
+from softhull.verify.margins import Margins
+from softhull.verify.problem import Effort, Problem
 from softhull.verify.robustness import _rounded_inside
 from softhull.verify.scores import SCORES
 from softhull.verify.uncertainty import verify_uncertainty
-from softhull.verify.unsafe import Unsafe
 from tests.solve.ensembles import ACTIVATIONS
 from tests.solve.ensembles import random_graph as random_dense
 
@@ -47,7 +48,7 @@ from .planes import Tally
 BOUNDS_TRIED = ("hull", "hull", "lse*/lse", "er", "best")
 PROGRAMS = ("dual", "lp", "conic")
 METHODS: tuple[Method, ...] = (Linear(optimize=1), SecondOrder(), SecondOrder(row_fit=False), Auto(optimize=1))
-Margins = dict[str, Tensor]
+Lows = dict[str, Tensor]
 
 
 def check_margins(rng: np.random.Generator, batch: int = 4, way: str | None = None) -> Tally:
@@ -90,7 +91,7 @@ def _points(rng: np.random.Generator, graph: Graph, here: Region, rows: Tensor, 
     return [point for point in (*found, *inside) if point is not None and here.contains(point)]
 
 
-def _linear(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Margins:
+def _linear(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Lows:
     """Walks as they are, with contracted products, and after a gradient step."""
     bound = str(rng.choice(BOUNDS_TRIED))
     last, method = len(graph.nodes) - 1, Linear(bound, mixture=float(rng.choice((0.0, 0.5, 1.0))))
@@ -104,9 +105,7 @@ def _linear(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor
     return found
 
 
-def _second_order(
-    rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor, fitted: bool = False
-) -> Margins:
+def _second_order(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor, fitted: bool = False) -> Lows:
     """The quadratic of every row, with planes or with quadratics fitted to attention rows."""
     S, B = rows.shape[:2]
     bounds = LinearBounds(graph, region, SecondOrder(str(rng.choice(BOUNDS_TRIED))).linear)
@@ -120,19 +119,21 @@ def _second_order(
     return {"fitted rows" if fitted else "second order": low}
 
 
-def _whole(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Margins:
+def _whole(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Lows:
     """What ``verify`` does, with every stage of a method having its turn."""
     method = WHOLE[rng.integers(len(WHOLE))]
     # Nothing is to be proved before the last stage has had its turn.
     offsets = LinearBounds(graph, region, Linear()).lower(len(graph.nodes) - 1, rows).nan_to_num(neginf=0.0) + 1
-    unsafe, effort = Unsafe(rows.flatten(2), offsets, torch.arange(len(rows))), Effort(attack="never")
-    given = graph, Structure(graph), region, region.lower, unsafe, method, effort
-    bracket = prove_choices(*given) if isinstance(region, Choices) else prove(*given)  # type: ignore[arg-type]
-    # The rows of a bracket are less their offsets: what they say is that the sum is a bound.
-    return {type(method).__name__: _sum_below(bracket.rows, offsets)}
+    problem = Problem(
+        Joined((Ensemble(graph),)), region, region.lower, Margins(rows.flatten(2), offsets, torch.arange(len(rows)))
+    )
+    asked = Enumerate(method) if isinstance(region, Choices) else method
+    less = solve(problem, asked, Effort(attack="never", proofs=True)).bounds
+    # These bounds are less their offsets: what they say is that the sum is a bound.
+    return {type(method).__name__: _sum_below(less, offsets)}
 
 
-def _nodes(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Margins:
+def _nodes(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Lows:
     """Intervals of the output by interval arithmetic and by walks, as bounds on its rows."""
     found = {}
     bounds = LinearBounds(graph, region, Linear(contract=False))

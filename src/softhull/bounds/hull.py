@@ -205,6 +205,7 @@ class Terms(NamedTuple):
 
 
 def _terms(box: Box, at: Array, reference: Reference) -> Terms:
+    """The chords of the exponentials relative to a reference, at a point: their values, slopes and range."""
     xp = namespace(at)
     lower, upper = reference.lower, reference.upper
     top = xp.max(upper, axis=-1, keepdims=True)

@@ -34,6 +34,7 @@ def _tangent_over_chords(d: Array, lower: Array, upper: Array, own: Array) -> Ro
 
 
 def _chord_over_tangents(d: Array, lower: Array, upper: Array, own: Array) -> Row:
+    """The chord of ``1 / q`` over the tangents of the exponentials in ``q``: a plane above every output."""
     xp = namespace(d)
     touch, log_q_least = _tangents(lower, upper, own)
     log_least = -softplus(logsumexp(xp.where(own, -xp.inf, upper)))

@@ -31,6 +31,7 @@ def log_odds_range(box: Box) -> tuple[Array, Array]:
 
 
 def _range_from_differences(known: Differences) -> tuple[Array, Array]:
+    """The range of the log-odds of every output that bounds on differences of logits imply."""
     xp = namespace(known.lower)
     K = int(known.lower.shape[-1])
     own = xp.eye(K, dtype=known.lower.dtype, device=device(known.lower)) > 0

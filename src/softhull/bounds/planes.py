@@ -198,10 +198,12 @@ class SinglePlane:
 
     @property
     def at(self) -> Array:
+        """Where the plane touches the bound it came from."""
         return self.planes.at
 
     @property
     def value(self) -> Array:
+        """The value of the plane at that point."""
         return self.planes.value[..., 0]
 
     def __call__(self, x: Array) -> Array:

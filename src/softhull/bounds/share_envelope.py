@@ -71,6 +71,7 @@ class Mixture(NamedTuple):
 
 
 def _mixture(where: Rectangle, t: Array) -> Mixture:
+    """The mixture of a point at ``t`` and one at the upper end of ``y`` with the least mean of the share."""
     xp = namespace(t)
     _, cap = limits(t)
     y, b, s_lo, s_hi = where.y, where.b, where.s_lo, where.s_hi

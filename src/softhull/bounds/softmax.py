@@ -41,12 +41,22 @@ def softmax_bounds(
     differences: tuple[Any, Any] | None = None,
     rounding: str = "outward",
 ) -> tuple[Any, Any]:
-    """Bounds ``L(x) <= softmax(x) <= U(x)``: convex in x from below, concave from above, for x in the box.
+    """Bounds ``L(x) <= softmax(x) <= U(x)`` at points x of a box: ``L`` is convex in x, ``U`` concave.
 
-    ``x``, ``lower``, ``upper`` broadcast against each other, logits on the last axis. ``outputs``: which
-    probabilities (an int drops the axis, None is all of them). ``differences``: a pair of arrays ``[..., j, k]``
-    bounding ``x_j - x_k``. A side the bound does not have is None. ``rounding``: ``outward`` moves the bounds by what
-    rounding may have cost, so that they hold in exact arithmetic; ``nearest`` leaves them as computed.
+    Arrays of NumPy, torch or jax, logits on the last axis; leading dimensions are a batch and broadcast.
+
+    Args:
+        x (array [..., K]): Points of the box at which the bounds are evaluated.
+        lower (array [..., K]): Lower ends of the logits; ``-inf`` on both sides is a masked logit.
+        upper (array [..., K]): Upper ends of the logits.
+        bound: The name of a bound in ``BOUNDS``, or a pair such as ``"lse*/lse"``: lower bound from the first.
+        outputs: Which probabilities; an int drops the axis, None is all of them.
+        differences (pair of arrays [..., K, K]): Bounds on ``x_j - x_k`` at place ``[j, k]``, if you have them.
+        rounding: ``"outward"`` moves the bounds by what rounding may have cost, so that they hold in exact arithmetic;
+            ``"nearest"`` leaves them as computed.
+
+    Returns:
+        The lower and the upper bounds; None for a side that the bound does not have.
     """
     check_rounding(rounding)
     box, x, chosen, single = _prepare(lower, upper, x, "x", outputs, differences)
@@ -71,13 +81,25 @@ def softmax_planes(
     rounding: str = "outward",
     **free: Any,
 ) -> SoftmaxPlanes:
-    """Affine bounds on softmax over the whole box: the tangent planes of ``bound`` at ``at`` (default: the midpoint).
+    """Affine bounds on softmax that hold on the whole box: tangent planes of a bound.
 
-    Each side is called as a function of x, gives ``dense() -> (A, b)`` with ``p_k >= A[k] . x + b[k]``, and composes
-    with coefficient vectors from both sides without forming A. ``free`` are free parameters of the bound, each choice
-    sound: for the hull ``w``, ``alpha``, ``gamma`` (lower) and ``tangent`` (upper). ``rounding``: ``outward`` moves the
-    planes by what rounding may have cost, so that with their coefficients taken as the numbers they are they hold in
-    exact arithmetic; ``nearest`` leaves them as computed.
+    Each side gives ``dense() -> (A, b)`` with ``p_k >= A[k] . x + b[k]`` (or ``<=``), can be called as a function of x,
+    and composes with coefficient vectors from both sides without forming ``A``.
+
+    Args:
+        lower (array [..., K]): Lower ends of the logits; ``-inf`` on both sides is a masked logit.
+        upper (array [..., K]): Upper ends of the logits.
+        bound: The name of a bound in ``BOUNDS``, or a pair such as ``"lse*/lse"``: lower bound from the first.
+        at (array [..., K]): Where the planes touch the bound; the midpoint of the box by default.
+        differences (pair of arrays [..., K, K]): Bounds on ``x_j - x_k`` at place ``[j, k]``, if you have them.
+        outputs: Which probabilities; an int drops the axis, None is all of them.
+        rounding: ``"outward"`` moves the planes by what rounding may have cost: with their coefficients taken as exact
+            numbers, they hold in exact arithmetic. ``"nearest"`` leaves them as computed.
+        **free (array): Free parameters of the bound; every choice is sound. The hull has ``w``, ``alpha`` and ``gamma``
+            below, and ``tangent`` above.
+
+    Returns:
+        Planes below (``.lower``) and above (``.upper``); None for a side that the bound does not have.
     """
     check_rounding(rounding)
     box, point, chosen, single = _prepare(lower, upper, at, "at", outputs, differences)
@@ -250,6 +272,7 @@ def _rows_but(planes: RowPlanes, flat: Array) -> Callable[[int, int], Array]:
 
 
 def masked_out_columns(box: Box, rows: Array) -> Array:
+    """Rows of slopes with zeros at masked logits: a masked logit moves no output."""
     xp = namespace(rows)
     assert box.masked is not None
     return xp.where(box.masked[..., None, :], xp.zeros_like(rows), rows)

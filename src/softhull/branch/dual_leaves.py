@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..graph.operator import Interval
-from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.rounding import ulps
 from ..regions import Region
 from ..solve.cuts import Cuts
@@ -21,6 +20,7 @@ from ..solve.softmax import SoftmaxBoxes
 from .cuts import Cut
 from .halfspaces import Forms, largest_values
 from .loop import Cell, Solved
+from .losses import NARROW, between, entry_cut
 
 # Coefficients [P, K] and offsets [P] that bound the objective of some problems from above, given ranges [P, K] of the
 # mean probabilities, and probabilities [P, K] to touch it at.
@@ -34,8 +34,6 @@ RATE, DECAY = 0.03, 0.1
 RIVALS = 5
 # Inputs are cut where there are at most so many.
 INPUTS = 32
-# Intervals that are narrower, relative to their ends, are not cut: rounding decides in them.
-NARROW = 1e-7
 # Cells keep so many candidates for their cut.
 CANDIDATES = 8
 
@@ -197,7 +195,7 @@ class DualLeaves:
         ):
             values = part.stack.values(run.centre)
             for i, loss in enumerate(activations):
-                score, threshold = _entry(part.stack.layers[i].activation, part.bounds.intervals[i], values[i], loss)
+                score, threshold = entry_cut(part.stack.layers[i].activation, part.bounds.intervals[i], values[i], loss)
                 scores.append(score.flatten(1))
                 plus = torch.arange(score[0].numel()).expand(len(score), -1)
                 makers.append((self.number[s, i], plus, None, threshold.flatten(1)))
@@ -479,14 +477,6 @@ def _consistent(bounds: NeuronBounds) -> NeuronBounds:
     return replace(bounds, differences=(low.masked_fill(own, 0.0), high.masked_fill(own, 0.0)))
 
 
-def _entry(activation: object, interval: Interval, value: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses that a cut can help, and thresholds: the kink, or for a curve between its middle and its value."""
-    lower, upper = interval
-    if isinstance(activation, Relu | LeakyRelu):
-        return torch.where((lower < 0) & (upper > 0), loss, 0.0), torch.zeros_like(loss)
-    return torch.where(upper - lower > NARROW * (1 + upper.abs()), loss, 0.0), _between(lower, upper, value)
-
-
 def _difference(known: Interval, z: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Per network, the output that loses most against the rival that moves it most: scores, entries, thresholds."""
     K = z.shape[-1]
@@ -495,14 +485,7 @@ def _difference(known: Interval, z: Tensor, losses: Tensor) -> tuple[Tensor, Ten
     width = high - low
     rival = (z.softmax(-1) * -torch.expm1(-width)).scatter(2, own, -1.0).argmax(-1, keepdim=True)
     low, high, width = (t.gather(2, rival)[..., 0] for t in (low, high, width))
-    threshold = _between(low, high, (z.gather(2, own) - z.gather(2, rival))[..., 0])
+    threshold = between(low, high, (z.gather(2, own) - z.gather(2, rival))[..., 0])
     offset = K * torch.arange(z.shape[1])
     score = torch.where(width > NARROW * (1 + high.abs()), losses.sum(-1), 0.0)
     return score, own[..., 0] + offset, rival[..., 0] + offset, threshold
-
-
-def _between(lower: Tensor, upper: Tensor, value: Tensor) -> Tensor:
-    """Half way between the middle of an interval and a value in it, not too near the ends."""
-    width = upper - lower
-    inside = torch.minimum(torch.maximum(value, lower + 0.15 * width), upper - 0.15 * width)
-    return (lower + width / 2 + inside) / 2

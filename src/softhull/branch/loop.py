@@ -100,13 +100,7 @@ class Search:
         their targets' attack or give them up (``give_up``).
         """
         try:
-            if not self.roots:
-                began = time.process_time()
-                for problem, found in enumerate(self.bounds.roots()):
-                    root = Node(problem, None, None, found.bound)
-                    self.roots.append(root)
-                    self._keep(root, found)
-                self._charge([root.problem for root in self.roots], time.process_time() - began)
+            self.grow()
             rounds = 0
             while (nodes := self._pick()) and not self._late():
                 began = time.process_time()
@@ -118,6 +112,17 @@ class Search:
         except KeyboardInterrupt:
             self.interrupted = True
 
+    def grow(self) -> None:
+        """Bound the whole regions, if that has not been done."""
+        if self.roots:
+            return
+        began = time.process_time()
+        for problem, found in enumerate(self.bounds.roots()):
+            root = Node(problem, None, None, found.bound)
+            self.roots.append(root)
+            self._keep(root, found)
+        self._charge([root.problem for root in self.roots], time.process_time() - began)
+
     def bound(self, problem: int) -> float:
         """What is proved: the bound of the worst cell."""
         if not self.roots:
@@ -128,21 +133,36 @@ class Search:
         """How many cells are not proved."""
         return len(self._open[problem]) + len(self._stuck[problem])
 
-    def described(self, problem: int) -> str:
-        """One line: how many cells, how deep, what is left."""
+    def described(self, instance: int) -> str:
+        """One line: how many cells all problems of an instance have, how deep, what is left."""
         if not self.roots:
             return "not branched"
-        leaves = self.roots[problem].leaves()
-        left = self.left(problem)
+        mine = [problem for problem, owner in enumerate(self.owner) if owner == instance]
+        leaves = [leaf for problem in mine for leaf in self.roots[problem].leaves()]
+        left = sum(self.left(problem) for problem in mine)
         line = f"{len(leaves)} cells, {max(leaf.depth for leaf in leaves)} cuts deep, {left or 'none'} left"
-        return line + ("; raise seconds or nodes" if left and self.instances[self.owner[problem]].stopped else "")
+        return line + ("; raise seconds or nodes" if left and self.instances[instance].stopped else "")
 
     def give_up(self, problem: int) -> None:
         """Cut no more of a problem, because it is settled otherwise."""
-        self._stuck[problem] += [node for _, _, node in self._open[problem]]
         for _, number, _ in self._open[problem]:
             self._forget(number)
-        self._open[problem] = []
+        self._open[problem], self._stuck[problem] = [], []
+
+    def stuck(self) -> list[int]:
+        """The instances that have cells left, but none that can be cut."""
+        found = []
+        for instance in self.instances:
+            mine = [problem for problem, owner in enumerate(self.owner) if owner == instance]
+            if any(self._stuck[problem] for problem in mine) and not any(self._open[problem] for problem in mine):
+                found.append(instance)
+        return found
+
+    def give_up_all(self, instance: int) -> None:
+        """Cut no more of an instance."""
+        for problem, owner in enumerate(self.owner):
+            if owner == instance:
+                self.give_up(problem)
 
     def _late(self) -> bool:
         return passed(self.deadline)

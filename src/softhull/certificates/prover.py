@@ -200,10 +200,10 @@ class Proof:
             self._commit("functions", view, {"rows": rows}, lower, upper, rules, False)
         return list(range(len(self.steps) - len(parts), len(self.steps)))
 
-    def claim_lead(self, view: View, label: int, rivals: Sequence[int]) -> Floats:
+    def claim_lead(self, view: View, label: int, rivals: Sequence[int], contract: bool = True) -> Floats:
         """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
         found = np.full(len(rivals), -np.inf)
-        for self.products in ("planes", "contracted"):
+        for self.products in ("planes", "contracted") if contract else ("planes",):
             still = np.flatnonzero(~(found > 0))
             if not len(still):
                 break

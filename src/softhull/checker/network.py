@@ -134,7 +134,7 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Curve:
-    """A function of one number (``curves.CURVES``) of every entry; entry e from place e."""
+    """A function of one number (``curves.function_of``) of every entry; entry e from place e."""
 
     size: int
     x: View
@@ -410,7 +410,7 @@ class _Reader:
             found = found.astype(np.float64)  # exact
             if not (found < np.inf).all():  # -inf is a mask, which a softmax may meet and nothing else
                 raise self._bad(f"{name} holds an infinity or a NaN")
-        elif found.dtype not in (np.int64, np.int32, np.bool_):
+        elif found.dtype not in (np.int64, np.int32, np.int8, np.uint8, np.bool_):
             kind = quoted(found.dtype)[1:-1]
             raise self._bad(f"{name} holds {kind}, neither whole numbers nor {self.real}, the type of the input")
         return found
@@ -634,7 +634,7 @@ def _constant(reader: _Reader, operands: Any, attributes: Any) -> Value:
 def _gather(reader: _Reader, operands: Any, attributes: Any) -> Value:
     x, chosen = operands
     rank, axis = len(_shape(x)), attributes.get("axis", 0)
-    if isinstance(chosen, View) or chosen.dtype.kind != "i" or not -rank <= axis < rank:
+    if isinstance(chosen, View) or chosen.dtype not in (np.int64, np.int32) or not -rank <= axis < rank:
         raise ModelError("indices that are not constant whole numbers, or an axis out of range")
     if reader.opset < 11 and chosen.min(initial=0) < 0:
         raise ModelError(f"negative indices in operator set {reader.opset}")
@@ -682,13 +682,6 @@ def _joined(reader: _Reader, operands: Any, axis: int) -> View:
         scales.append(exact(here.ravel()))
     found = Sum(math.prod(shape), tuple(views), tuple(scales), bias.ravel())
     return reader.networks.add(found, shape)
-
-
-@operator("ReduceProd", since=1, until=17, axes=AttributeProto.INTS, keepdims=AttributeProto.INT)
-def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    (x,) = operands
-    axes = _axes(reader, attributes["axes"], _whole(x).ndim) if "axes" in attributes else None
-    return np.asarray(np.prod(_whole(x), axis=axes, keepdims=bool(attributes.get("keepdims", 1))))
 
 
 # Affine operators and products
@@ -793,16 +786,6 @@ def _relu(reader: _Reader, operands: Any, attributes: Any) -> View:
 @operator("LeakyRelu", since=6, alpha=AttributeProto.FLOAT)
 def _leaky_relu(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _kink(reader, operands[0], attributes.get("alpha", float(np.float32(0.01))))
-
-
-@operator("Clip", since=11, operands=(2, 3))
-def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A limit that is left out is the largest number of the dtype."""
-    x, least, *given = operands
-    most = given[0] if given else np.array(float(np.finfo(reader.real).max))
-    if _real(least).shape != () or least != 0 or _real(most).shape != () or not most > 0:
-        raise ModelError("limits other than 0 below and a positive number above")
-    return _kink(reader, x, 0.0, float(most))
 
 
 @operator("Softmax", since=1, until=12, axis=AttributeProto.INT)

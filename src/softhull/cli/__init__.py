@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from ..deadlines import since_start
 from ..errors import missing_extra
 
 
@@ -22,4 +23,5 @@ def main() -> None:
             raise
         print(f"softhull: {missing}", file=sys.stderr)
         sys.exit(2)
-    app(prog_name="softhull")
+    # The process is this command alone: its time counts from the start of the process.
+    app(prog_name="softhull", obj=since_start)

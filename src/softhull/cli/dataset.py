@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..verify.methods import RANGES
-from .check import certificate_folder
+from .check import certificate_folder, certified_files
 from .options import (
     OutFolder,
     bounding_options,
@@ -111,7 +111,7 @@ def command(
             raise click.UsageError("a statement with certificates is about --eps, --norm and --clip, and no more")
         if len(set(radii)) < len(radii) or len(set(wanted)) < len(wanted):
             raise click.UsageError("a statement with certificates names every radius and every sample once")
-        files = [folder.model(network, model) for network, model in zip(networks, subject.models)]
+        files = certified_files(folder, networks, subject.models)
         statement = StatementFolder(folder.path, files, networks, sets[0][0], wanted, bin_edges(bins))
 
     def report(dataset: Dataset, which: str | None, radius: float | None) -> tuple[DatasetReport, bool]:

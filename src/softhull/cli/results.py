@@ -48,6 +48,7 @@ def command(store: str, where: tuple[str, ...], kind: str, summary: bool, out: P
     if kind != "table":
         refuse("it is a table; leave --format out", "summary")
     with Store.read(store) as opened:
+        opened.check_words(chosen)
         rows = opened.rows(chosen)
         if kind == "table":
             _tables(list(rows), sum(p.total for p in opened.progress()), summary, out)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..verify.methods import CLASSES
-from .check import certificate_folder
+from .check import certificate_folder, certified_files
 from .options import (
     BOUND,
     Name,
@@ -54,6 +54,7 @@ _OF_VERDICTS = ("store", "recheck", "certificates", "table", "fail_on")
     help="outward: true for the real-valued network; nearest: faster, true up to rounding. Default: the method's own.",
 )
 @click.option("--optimize", type=click.IntRange(min=0), help="Gradient steps on what is undecided; default: 20.")
+@click.option("--branch", type=float, help="CPU seconds an instance for cutting what auto leaves undecided into cells.")
 @click.option(
     "--property",
     "prop",
@@ -82,6 +83,7 @@ def command(
     bound: str | None,
     rounding: str | None,
     optimize: int | None,
+    branch: float | None,
     prop: str,
     targets: tuple[int, ...],
     attack: bool | None,
@@ -127,7 +129,7 @@ def command(
     if prop != "targets":
         refuse(f"it belongs to --property targets, not {prop}", "targets")
     use_threads(threads)
-    chosen = find_method(method, bound=bound, optimize=optimize, rounding=rounding)
+    chosen = find_method(method, bound=bound, optimize=optimize, rounding=rounding, branch=branch)
     if vnnlib is not None:
         own: dict[str, Any] = {"timeout": timeout, "seed": seed, "device": device}
         return exit_code(fail_on, [_property(subject.networks()[0], vnnlib, chosen, json_out, own)])
@@ -139,6 +141,7 @@ def command(
 
     perturbation = subject.perturbation(*subject.radii)
     network = subject.networks()[0]
+    files = [] if folder is None else certified_files(folder, [network], [network.path])
     dataset = subject.dataset([network])
     wanted = subject.wanted(dataset)
     limits: dict[str, Any] = {"timeout": timeout, "budget": budget, "device": device}
@@ -188,7 +191,7 @@ def command(
     if result.interrupted:
         raise KeyboardInterrupt
     if folder is not None:
-        _certify(folder, network, dataset, result, perturbation, prop, targets)
+        _certify(folder, files[0], network, dataset, result, perturbation, prop, targets)
         write_json(json_out, folder.described(answer))
         if aloud:
             click.echo(str(folder))
@@ -207,6 +210,7 @@ def _show_radii(about: dict[str, Any], rows: list[dict[str, Any]], json_out: Pat
 
 def _certify(
     folder: Folder,
+    file: str,
     network: Network,
     dataset: Dataset,
     result: Result,
@@ -219,7 +223,6 @@ def _certify(
     from ..formats.inputs import fit_inputs
     from ..verify.result import Verdict
 
-    file = folder.model(network, network.path)
     certified = [record for record in result.records if record.verdict is Verdict.CERTIFIED]
     for record in with_progress(certified, len(certified), "certificates"):
         x = fit_inputs(network, dataset.take([record.index])).numpy()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import csv
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from ..deadlines import deadline_after, seconds_left
 from .options import device_option, threads_option, use_threads, with_progress
 
 
@@ -44,19 +50,24 @@ def command(
       softhull vnncomp MODEL.onnx PROPERTY.vnnlib result.txt --timeout 100
       softhull vnncomp --instances instances.csv --out results.csv
     """
-    from ..runs.vnncomp import decide, decide_safely, read_instances, result_lines
     from ..verify.methods import find_method
 
-    use_threads(threads)
     if method is not None:
         find_method(method)
     if instances is None:
         if onnx is None or vnnlib is None or result is None or timeout is None or out is not None:
             raise click.UsageError("name ONNX VNNLIB RESULT and --timeout, or --instances and --out")
-        verdict = decide(onnx, vnnlib, timeout, method, device=device)
-        result.write_text(verdict.text(), encoding="utf-8")
-        click.echo(verdict.result)
+        used = click.get_current_context().find_root().obj
+        deadline = deadline_after(timeout) - (0.0 if used is None else used())
+        with _in_time(result, math.inf if used is None else deadline) as answer:
+            from ..runs.vnncomp import decide
+
+            use_threads(threads)
+            answer(decide(onnx, vnnlib, seconds_left(deadline), method, device=device).text())
         return
+    from ..runs.vnncomp import decide_safely, read_instances, result_lines
+
+    use_threads(threads)
     if out is None or onnx is not None or timeout is not None:
         raise click.UsageError("--instances needs --out, and the table has the seconds; no file is named beside it")
     listed = read_instances(instances)
@@ -69,3 +80,42 @@ def command(
             writer.writerow(line)
             stream.flush()
             click.echo(",".join(line))
+
+
+# How long after the limit a computation that does not end by itself is ended.
+_GRACE = 0.5
+
+
+@contextmanager
+def _in_time(path: Path, deadline: float) -> Iterator[Callable[[str], None]]:
+    """Gives a function that writes the answer; when time is over, ``timeout`` is written and the process ends.
+
+    Work that does not look at the clock for a while is not waited for.
+    """
+    once = threading.Lock()
+
+    def write(text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        click.echo(text.splitlines()[0])
+
+    def late() -> None:
+        if once.acquire(blocking=False):
+            try:
+                write("timeout\n")
+            finally:
+                os._exit(0)
+
+    def answer(text: str) -> None:
+        if once.acquire(blocking=False):
+            write(text)
+        else:  # the other thread is about to end the process
+            threading.Event().wait()
+
+    timer = threading.Timer(seconds_left(deadline) + _GRACE, late)
+    timer.daemon = True
+    if deadline < math.inf:
+        timer.start()
+    try:
+        yield answer
+    finally:
+        timer.cancel()

@@ -31,10 +31,12 @@ from ..graph.ops.gather import Gather
 from ..graph.ops.gelu import Gelu, TanhGelu
 from ..graph.ops.guard import Guard, Undefined
 from ..graph.ops.log import Log
+from ..graph.ops.power import Power
 from ..graph.ops.reciprocal import Reciprocal
 from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.ops.rsqrt import Rsqrt
 from ..graph.ops.sigmoid import Sigmoid
+from ..graph.ops.sine import Cosine, Sine
 from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
 from ..graph.ops.sqrt import Sqrt
@@ -307,21 +309,20 @@ def _div(context: Context, a: Value, b: Value) -> Value:
 @rule("Pow", versions=(7, 12, 13, 15), inputs=2)
 def _pow(context: Context, x: Value, exponent: Value) -> Value:
     powers = set(real(exponent).reshape(-1).tolist())
-    label = context.graph.label
-    known: dict[float, Operator | None] = {
+    if len(powers) != 1:
+        raise ModelError("exponents that differ from entry to entry; only one constant exponent is supported")
+    label, power = context.graph.label, powers.pop()
+    known: dict[float, Operator] = {
         3.0: Cube(),
         2.0: Square(),
-        1.0: None,
         0.5: Sqrt(label),
         -0.5: Rsqrt(label),
         -1.0: Reciprocal(label),
     }
-    power = powers.pop() if len(powers) == 1 else math.nan
-    if power not in known:
-        raise ModelError("only the powers 3, 2, 1, 0.5, -0.5 and -1 are supported")
     y = stretched(context.graph, variable(x), exponent)
-    operator = known[power]
-    return y if operator is None else context.graph.elementwise(operator, y)
+    if power in (0.0, 1.0):
+        return context.graph.scale(y, power, 1 - power)
+    return context.graph.elementwise(known.get(power) or Power(power, label), y)
 
 
 def stretched(graph: GraphBuilder, x: int, constant: Value) -> int:
@@ -655,6 +656,8 @@ activation("LeakyRelu", (6, 16), lambda context: LeakyRelu(finite_attribute(cont
 activation("Sigmoid", (6, 13), lambda context: Sigmoid())
 activation("Tanh", (6, 13), lambda context: Tanh())
 activation("Erf", (9, 13), lambda context: Erf())
+activation("Sin", (7, 22), lambda context: Sine())
+activation("Cos", (7, 22), lambda context: Cosine())
 activation("Exp", (6, 13), lambda context: Exp())
 activation("Log", (6, 13), lambda context: Log(context.graph.label))
 activation("Sqrt", (6, 13), lambda context: Sqrt(context.graph.label))

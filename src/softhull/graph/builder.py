@@ -37,6 +37,7 @@ class GraphBuilder:
         self._entries = 0
 
     def shape(self, index: int) -> Shape:
+        """The shape of a node's output; a negative index is the input of the network."""
         return self.input_shape if index < 0 else self.nodes[index].shape
 
     def add(self, operator: Operator, *inputs: int) -> int:
@@ -60,16 +61,19 @@ class GraphBuilder:
             raise ValueError(f"a constant of shape {shape} is too large for what the file holds")
 
     def reshape(self, x: int, shape: Shape) -> int:
+        """Adds a reshape unless the shape is already right; returns the index of the result."""
         if math.prod(shape) != math.prod(self.shape(x)):
             raise ValueError(f"cannot reshape {self.shape(x)} to {shape}")
         return x if self.shape(x) == shape else self.add(Reshape(shape), x)
 
     def transpose(self, x: int, order: tuple[int, ...]) -> int:
+        """Adds a permutation of the axes unless it changes nothing; returns the index of the result."""
         if order == tuple(range(len(order))):
             return x
         return self.add(Transpose(order), x)
 
     def expand(self, x: int, shape: Shape) -> int:
+        """Adds a broadcast to ``shape`` unless it changes nothing; returns the index of the result."""
         return x if self.shape(x) == shape else self.add(Expand(shape), x)
 
     def scale(self, x: int, factor: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> int:
@@ -86,12 +90,15 @@ class GraphBuilder:
         return self.add(Linear(matrix, None, left), x)
 
     def matmul(self, x: int, y: int) -> int:
+        """Adds the matrix product of two variable tensors; returns its index."""
         return self.add(MatMul(self.shape(x), self.shape(y)), x, y)
 
     def product(self, x: int, y: int) -> int:
+        """Adds the entrywise product of two variable tensors; returns its index."""
         return self.add(Product(self.shape(x), self.shape(y)), x, y)
 
     def elementwise(self, operator: Operator, x: int) -> int:
+        """Adds a function of single entries; returns its index."""
         return self.add(operator, x)
 
     def total(self, x: int, axes: tuple[int, ...], keep: bool = True, mean: bool = False) -> int:
@@ -102,10 +109,12 @@ class GraphBuilder:
         return y if keep else self.reshape(y, tuple(s for i, s in enumerate(shape) if i not in axes))
 
     def sum_of(self, x: int, y: int) -> int:
+        """Adds ``x + y`` of two variable tensors, broadcast to a common shape; returns its index."""
         shape = broadcast(self.shape(x), self.shape(y))
         return self.add(Add(), self.expand(x, shape), self.expand(y, shape))
 
     def difference(self, x: int, y: int) -> int:
+        """Adds ``x - y`` of two variable tensors, broadcast to a common shape; returns its index."""
         shape = broadcast(self.shape(x), self.shape(y))
         return self.add(Subtract(), self.expand(x, shape), self.expand(y, shape))
 

@@ -30,6 +30,7 @@ class Graph:
 
     @property
     def output_shape(self) -> Shape:
+        """The shape of the output of the last node, without the batch."""
         return self.nodes[-1].shape if self.nodes else self.input_shape
 
     def values(self, x: Tensor) -> list[Tensor]:
@@ -58,6 +59,7 @@ class Graph:
         return self.evaluate(x)
 
     def shape_of(self, index: int) -> Shape:
+        """The shape of a node's output without the batch; a negative index is the input of the network."""
         return self.input_shape if index < 0 else self.nodes[index].shape
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Graph:

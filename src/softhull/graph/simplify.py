@@ -20,6 +20,7 @@ from .broadcast import broadcast
 from .builder import GraphBuilder
 from .exact import exact_product, exact_sum
 from .graph import Graph, Node
+from .needed import only_needed
 from .operator import Operator, Shape
 from .ops.add import Add, Subtract
 from .ops.centre import Centre
@@ -64,12 +65,15 @@ class View(NamedTuple):
     uses: Counter[int]
 
     def node(self, index: int) -> Node | None:
+        """The node with this index; None for the input."""
         return self.graph.nodes[index] if index >= 0 else None
 
     def operator(self, index: int) -> Operator | None:
+        """The operator of the node with this index; None for the input."""
         return self.graph.nodes[index].operator if index >= 0 else None
 
     def only_use(self, index: int) -> bool:
+        """Whether exactly one other node uses the output of this one."""
         return self.uses[index] == 1
 
 
@@ -77,6 +81,11 @@ Rule = Callable[[View, Node], "list[Step] | None"]
 
 
 def simplify(graph: Graph) -> Graph:
+    """The same function in fewer operators and entries."""
+    return _rewritten(only_needed(_rewritten(graph)))
+
+
+def _rewritten(graph: Graph) -> Graph:
     """Apply the rules until none fits."""
     while True:
         uses = Counter(i for node in graph.nodes for i in node.inputs)
@@ -335,7 +344,7 @@ def _square(view: View, node: Node) -> list[Step] | None:
 
 def _unexpanded_product(view: View, node: Node) -> list[Step] | None:
     """A product broadcasts by itself: the fewer distinct factors it sees, the tighter it is relaxed."""
-    if not isinstance(node.operator, Product):
+    if type(node.operator) is not Product:
         return None
     for side in (0, 1):
         inner = view.node(node.inputs[side])

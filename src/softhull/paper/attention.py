@@ -51,6 +51,7 @@ class Experiment:
 
     @property
     def radii(self) -> tuple[float, ...]:
+        """The radii of the published table."""
         return tuple(next(iter(self.printed.values())))
 
     def find(self, network: str, artifact: Path | None) -> Path:
@@ -137,14 +138,17 @@ class Row:
 
     @property
     def correct(self) -> int:
+        """How many images are classified correctly without perturbation."""
         return self.images - len(self.misclassified)
 
     def count(self, column: str) -> int:
+        """How many images a column certifies; for the ceiling, how many the attack does not break."""
         if column == PORTFOLIO:
             return len(set().union(*self.certified.values()))
         return self.correct - len(self.broken) if column == CEILING else len(self.certified[column])
 
     def percentage(self, column: str) -> float:
+        """The same in per cent of all images asked about."""
         return 100 * self.count(column) / self.images
 
     def equal_cells(self) -> dict[str, bool] | None:
@@ -175,6 +179,7 @@ class Row:
             self.certified[column] |= images
 
     def to_dict(self) -> dict[str, Any]:
+        """The row as plain values, published cells beside ours."""
         flat: dict[str, Any] = {"network": self.network, "property": self.kind, "eps": self.eps}
         flat |= {"images": self.images, "correct": self.correct, "failed": len(self.failed)}
         for column in ALL_COLUMNS:
@@ -235,6 +240,7 @@ class AttentionStudy:
         return {column: 1e3 * seconds / asked for column, seconds in spent.items()}
 
     def to_dict(self) -> dict[str, Any]:
+        """All finished rows and the cost, as plain values."""
         done = self.done()
         return {
             "table": self.experiment.name,
@@ -243,6 +249,7 @@ class AttentionStudy:
         }
 
     def write_csv(self, path: Path) -> None:
+        """Writes all finished rows as CSV."""
         rows = [row.to_dict() for row in self.done()]
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -259,6 +266,7 @@ class AttentionStudy:
         return Row(network, eps, kind, dict(zip(PAPER_COLUMNS, cells)))
 
     def _measure(self, network: str, eps: float, batch: range) -> None:
+        """Asks every column about a batch of images; what a stronger property proved is not asked again."""
         found = [self._row(network, eps, kind) for kind in self.experiment.properties]
         spent = dict.fromkeys(COLUMNS, 0.0)
         for column in COLUMNS:
@@ -282,6 +290,7 @@ class AttentionStudy:
         return [row for row in self.rows if (row.network, row.eps) == (network, eps)]
 
     def _verify(self, network: str, eps: float, images: Sequence[int], kind: str, column: str) -> Result:
+        """Asks one column about some images and returns verdicts under their numbers in the data."""
         # The attack says how much the last columns leave to gain; what they have proved needs none.
         attack = None if column in (OPTIMISED, AUTO) else False
         x, y = self.data.take(images), self.data.y[np.asarray(images)]

@@ -76,6 +76,7 @@ def measure(task: _Task) -> Gaps:
 
 
 def _gaps(lower: np.ndarray, upper: np.ndarray, x: np.ndarray, names: Iterable[str]) -> Gaps:
+    """Mean gaps between softmax and every bound, as functions and as planes, over sampled points of every box."""
     weights = np.exp(x - np.max(x, axis=-1, keepdims=True))
     probability = weights[..., 0] / np.sum(weights, axis=-1)
     mean_probability, mean_x = np.mean(probability, axis=-1), np.mean(x, axis=1)
@@ -140,6 +141,7 @@ class Panel:
 
     @property
     def title(self) -> str:
+        """What stands above the panel."""
         return f"{self.side} bounds, {'high' if self.high else 'low'} prob."
 
 
@@ -152,6 +154,7 @@ class Sweep(Panel):
     linearised: bool = False  # tangent planes beside the functions
 
     def settings(self) -> list[Setting]:
+        """One setting for each mean probability of the panel."""
         means = [1 / self.size, *(mu for mu in MEANS if mu > 1 / self.size)]
         return [Setting(self.size, self.half_width, mu, self.high) for mu in means]
 
@@ -163,13 +166,16 @@ class Boxes(Panel):
     sizes: tuple[int, ...] = SIZES
 
     def partners(self, size: int) -> tuple[str, ...]:
+        """The bounds that are compared with ``er`` for this number of logits."""
         return (box_partner(self.side, self.high, size), *beyond_the_paper())
 
     @property
     def title(self) -> str:
+        """What stands above the panel."""
         return f"{self.side}: ER vs. others, {'high' if self.high else 'low'} prob."
 
     def settings(self) -> list[Setting]:
+        """One setting for each number of logits."""
         return [Setting(size, self.half_width, BOX_MEAN[self.high], self.high) for size in self.sizes]
 
 
@@ -279,6 +285,7 @@ class SynthStudy:
         ]
 
     def panels(self) -> list[Panel]:
+        """The panels of all figures, in order."""
         return [panel for plan in self.plans for panel in plan.panels]
 
     def run(self, workers: int = 1) -> Iterator[Setting]:
@@ -296,6 +303,7 @@ class SynthStudy:
         return self.box_rows(panel)
 
     def sweep_rows(self, panel: Sweep) -> list[SweepRow]:
+        """The mean gap of every bound at every setting of a panel, with its standard error."""
         rows = []
         for setting in panel.settings():
             gaps = self.gaps.get(setting, {})
@@ -309,6 +317,7 @@ class SynthStudy:
         return rows
 
     def box_rows(self, panel: Boxes) -> list[BoxRow]:
+        """Quantiles of the ratio of gaps, ``er`` to each partner, at every setting of a panel."""
         rows = []
         for setting in panel.settings():
             gaps = self.gaps.get(setting)

@@ -111,6 +111,7 @@ class Row:
     bounds: dict[str, Cell]
 
     def to_dict(self) -> dict[str, Any]:
+        """The row as plain values, published cells beside ours."""
         flat: dict[str, Any] = {"score": self.score, "eps": self.eps}
         for name, cell in {"clean": self.clean, "attack": self.attack, **self.bounds}.items():
             flat |= {f"{name} printed": cell.printed, name: cell.ours}
@@ -191,6 +192,7 @@ class UncertaintyTable:
         return {name: Cell(printed.get(name), float(np.mean(times))) for name, times in spent.items() if times}
 
     def to_dict(self) -> dict[str, Any]:
+        """The whole table and its cost, as plain values."""
         seconds = {name: {"printed": cell.printed, "ours": cell.ours} for name, cell in self.seconds().items()}
         return {
             "dataset": self.dataset,

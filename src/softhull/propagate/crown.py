@@ -15,6 +15,7 @@ arithmetic, and kept. What is done at a node is a rule of its operator (``rules.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -73,6 +74,12 @@ class LinearBounds:
     def knowing(self, knowledge: Knowledge) -> LinearBounds:
         """The same bounds with other knowledge."""
         return self._like(self.region, knowledge)
+
+    def rounded(self, rounding: str) -> LinearBounds:
+        """The same bounds with another price of rounding; what they find from now on is their own."""
+        found = self.take(torch.arange(self.size, device=self.region.lower.device))
+        found.method, found.outward = replace(self.method, rounding=rounding), rounding == "outward"
+        return found
 
     def _like(self, region: Region, knowledge: Knowledge) -> LinearBounds:
         return LinearBounds(self.graph, region, self.method, self.structure, self.memory, self.deadline, knowledge)
@@ -218,15 +225,15 @@ class LinearBounds:
     def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None) -> Interval:
         walk = _Concretised(self, index, both, contract, free)
         claim = walk.back(Claim.on(index, C))
-        lower = self._input_minimum(claim)
+        lower = self.input_minimum(claim)
         if walk.shared:
-            upper = -self._input_minimum(claim.negated())
+            upper = -self.input_minimum(claim.negated())
             return _sound(lower, -math.inf), _sound(upper, math.inf)
         lower = _sound(lower if walk.best is None else torch.maximum(lower, walk.best), -math.inf)
         half = C.shape[0]
         return lower[:half], -lower[half:]
 
-    def _input_minimum(self, claim: Claim) -> Tensor:
+    def input_minimum(self, claim: Claim) -> Tensor:
         """The bound that the region gives; adding its two parts is the last operation that rounds."""
         total = claim.bound.expand(-1, self.size)
         if -1 not in claim.pending:

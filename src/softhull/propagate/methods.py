@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..bounds.rounding import check_rounding
@@ -101,15 +101,24 @@ class SecondOrder:
 class Auto:
     """Whatever proves an instance first: linear bounds, attack, second order, gradient steps on linear bounds.
 
-    ``optimize`` is the number of gradient steps, spent only where second order does not apply or gains nothing.
+    ``optimize`` is the number of gradient steps, spent only where second order does not apply or gains nothing. What is
+    open then is cut into cells for ``branch`` seconds an instance; without any, for as long as a time limit allows.
     """
 
     bound: str = "hull"
     optimize: int = 20
     rounding: str = "outward"
+    branch: float = 0.0
 
     def __post_init__(self) -> None:
         Linear(bound=self.bound, optimize=self.optimize, rounding=self.rounding)
+        if not self.branch >= 0:
+            raise InvalidInput(f"branch must be a number of seconds of at least 0, got {self.branch!r}")
+
+    def branching(self, seconds: float) -> Branch | None:
+        """The method that goes on for its own seconds an instance, or for these; None where there are none."""
+        seconds = self.branch or seconds
+        return Branch(inner=replace(self, branch=0.0), seconds=seconds) if seconds > 0 else None
 
     @property
     def second_order(self) -> SecondOrder:

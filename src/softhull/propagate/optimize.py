@@ -40,6 +40,9 @@ class Chosen:
         return Chosen(self.rows.narrow(1, instance % self.rows.shape[1], 1), held)
 
 
+Apart = dict[int, list[Chosen]]  # for score differences, by softmax
+
+
 def optimized_lower(
     bounds: LinearBounds,
     index: int,
@@ -76,9 +79,7 @@ def optimized_lower(
     return best
 
 
-def with_better_differences(
-    bounds: LinearBounds, steps: int, rate: float, chosen: dict[int, list[Chosen]] | None = None
-) -> LinearBounds:
+def with_better_differences(bounds: LinearBounds, steps: int, rate: float, chosen: Apart | None = None) -> LinearBounds:
     """Bounds with better differences for every softmax met so far, first to last, by gradient steps on each.
 
     ``chosen`` receives by softmax what the best walks chose.

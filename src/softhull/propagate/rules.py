@@ -57,27 +57,35 @@ def _lines(operator: Elementwise, bounds: LinearBounds, index: int, specificatio
     before = bounds.graph.nodes[index].inputs[0]
     if free is None:
         return bounds.knowledge.find(
-            "lines", index, lambda: _charged(bounds, index, operator.lines(*bounds.interval(before, operator)))
+            "lines", index, lambda: charged(bounds, index, operator.lines(*bounds.interval(before, operator)))
         )
     lower, upper = (end.expand(specifications, *end.shape) for end in bounds.interval(before, operator))
     lines = operator.lines(lower, upper, free(index, "line", operator.start(lower, upper), 2))
     free.note(index, "slopes", torch.stack((lines.lower_slope, lines.upper_slope)), 2)
-    return _charged(bounds, index, lines)
+    return charged(bounds, index, lines)
 
 
-def _charged(bounds: LinearBounds, index: int, lines: Lines) -> Lines:
-    """Lines moved apart by what multiplying them with coefficients and adding up their offsets may cost."""
+def charged(bounds: LinearBounds, index: int, lines: Lines, entries: Tensor | None = None) -> Lines:
+    """Lines moved apart by what multiplying them with coefficients and adding up their offsets may cost.
+
+    They are those of all entries of a node, or of some, counted row by row.
+    """
     if not bounds.outward:
         return lines
     node = bounds.graph.nodes[index]
-    size = bounds.sizes(node.inputs[0])
+
+    def some(t: Tensor) -> Tensor:
+        return t if entries is None else t.flatten(1)[:, entries]
+
+    size = some(bounds.sizes(node.inputs[0]))
     slopes, offsets = (lines.lower_slope, lines.upper_slope), (lines.lower_offset, lines.upper_offset)
     with torch.no_grad():
         along, up = bounds.share(1), bounds.share(math.prod(node.shape))
         below, above = (along * slope.abs() * size + up * offset.abs() for slope, offset in zip(slopes, offsets))
     offsets = offsets[0] - below, offsets[1] + above
     if not bool(size.isfinite().all()):  # no slope is worth its rounding where the node is unbounded
-        bounded, ends = size.isfinite(), node.operator.interval(bounds.interval(node.inputs[0]))
+        bounded = size.isfinite()
+        ends = [some(end) for end in node.operator.interval(bounds.interval(node.inputs[0]))]
         slopes = slopes[0].where(bounded, 0.0), slopes[1].where(bounded, 0.0)
         offsets = offsets[0].where(bounded, ends[0]), offsets[1].where(bounded, ends[1])
     return Lines(slopes[0], offsets[0], slopes[1], offsets[1])

@@ -84,7 +84,15 @@ def compare(rows: Iterable[Row], by: str) -> list[Comparison]:
     kinds: dict[tuple[str, str | None], list[Row]] = defaultdict(list)
     for row in rows:
         kinds[row.question, row.score].append(row)
-    return [_comparison(kind, listed, column, by) for kind, listed in kinds.items()]
+    found = [_comparison(kind, listed, column, by) for kind, listed in kinds.items()]
+    paired = [comparison for comparison in found if comparison.instances and len(comparison.sides) > 1]
+    if found and not paired:
+        values = list(dict.fromkeys(side.value for comparison in found for side in comparison.sides))
+        if len(values) == 1:
+            raise InvalidInput(f"--by {by}: all answers have the {by} {values[0]!r}; there is nothing to compare")
+        listed = ", ".join(values[:5])
+        raise InvalidInput(f"--by {by}: no instance was answered with all of {listed}; narrow it down with --where")
+    return paired
 
 
 def _comparison(kind: tuple[str, str | None], rows: Sequence[Row], column: str, by: str) -> Comparison:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import StoreError
 
+VERDICTS = ("certified", "falsified", "unknown", "misclassified", "bounded", "error")
 APPLICATION = 0x73684C52  # "shLR": marks an SQLite file as a run store
 LARGEST_VALUE = 64 << 20  # bytes of one text or blob
 PATIENCE = 60.0  # seconds to wait for another process that is writing

@@ -19,7 +19,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "robustness": ("property", "targets", "attack", "seed"),
     "uncertainty": ("score", "separate", "seed", "rounding"),
     "dataset": ("bins", "seed", "rounding"),
-    "Auto": ("bound", "optimize", "rounding"),
+    "Auto": ("bound", "optimize", "rounding", "branch"),
     "Linear": (
         *("bound", "optimize", "differences", "simplex", "contract", "contract_limit", "learning_rate", "mixture"),
         "rounding",
@@ -34,7 +34,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 # Fields that came later, with the value that answers without them were found with: left out of the key at that value,
 # so that those answers stay known, and part of it at any other. A new argument or setting gets its line here, and the
 # value stays even when the default changes.
-LATER: dict[str, dict[str, Any]] = {}
+LATER: dict[str, dict[str, Any]] = {"Auto": {"branch": 0.0}}
 
 
 @dataclass(frozen=True)

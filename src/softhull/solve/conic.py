@@ -15,8 +15,8 @@ from ..errors import InvalidInput, MissingExtra
 from .dual import Dual
 from .encodings import Encoder
 from .lagrangian import Lagrangian, Multipliers
+from .optimum import Optimum, on_the_processor, trivial_bound
 from .relaxation import Relaxation, StackRelaxation
-from .solution import Solution, on_the_processor, trivial_bound
 
 # Interior-point steps sometimes end at the wall of a cone, one program in a few hundred; a program that is not solved
 # to optimality is tried again with shorter steps, then without the solver's own scaling, then by another solver.
@@ -39,7 +39,7 @@ class Conic:
     warm_steps: int = 30  # of the gradient method, for the first tangent points of the lower hull
 
     @on_the_processor
-    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Optimum:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``; the solver's own value is never used."""
         bound = trivial_bound(relaxation, coefficients)
         probabilities = torch.stack(relaxation.probabilities()).mean(0)
@@ -70,7 +70,7 @@ class Conic:
                     break
             if status:
                 notes[i] = status
-        return Solution(bound, probabilities, x, certificate, notes)
+        return Optimum(bound, probabilities, x, certificate, notes)
 
     def tries(self) -> list[tuple[str, dict[str, Any]]]:
         """Solvers and their options, in the order in which they are tried."""
@@ -135,6 +135,7 @@ class _Program:
         self.solved = False
 
     def _network(self, part: StackRelaxation, m: int) -> _Network:
+        """Variables and constraints of one network, from the shared input to its probabilities."""
         sources: list[Any] = [self.x]
         lines = []
         z: Any = None
@@ -152,6 +153,7 @@ class _Program:
         return self._softmax(part, m, logits, lines)
 
     def _activation(self, part: StackRelaxation, i: int, m: int, z: Any) -> tuple[Any, Any]:
+        """A variable for the outputs of an activation layer, between its lower and upper lines."""
         kept = part.lines[i]
         low_s, low_o, up_s, up_o = (
             side[:, 0, m].numpy() for side in (kept.lower_slope, kept.lower_offset, kept.upper_slope, kept.upper_offset)
@@ -173,6 +175,7 @@ class _Program:
         return h, (open_, below, above)
 
     def _softmax(self, part: StackRelaxation, m: int, logits: Any, lines: list[Any]) -> _Network:
+        """A variable for the probabilities of one network, with the chosen softmax bounds as constraints."""
         lower, upper = (side[0, m].numpy() for side in part.bounds.logits)
         low, high = (side[0, m].numpy() for side in part.bounds.differences)
         middle = (lower + upper) / 2
@@ -231,6 +234,7 @@ class _Program:
         return float(whole.safe_value(flat)[0]), flat
 
     def _multipliers(self, whole: Lagrangian, sign: float) -> Tensor:
+        """The solver's dual variables as multipliers of the Lagrangian, in its order and scaling."""
         parts = whole.views(whole.start())
         total = len(self.networks)
         position = 0

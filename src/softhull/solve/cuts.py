@@ -28,12 +28,14 @@ class Cuts:
 
     @staticmethod
     def none(like: Tensor) -> Cuts:
+        """No cuts, for as many instances as ``like`` has rows."""
         whole = torch.zeros((len(like), 0), dtype=torch.long, device=like.device)
         real = like.new_zeros((len(like), 0))
         return Cuts(whole, whole, whole, whole, real, real)
 
     @property
     def count(self) -> int:
+        """How many cuts every instance has."""
         return self.threshold.shape[1]
 
     def _on(self, position: int, layer: int) -> Tensor | None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from ..deadlines import passed, seconds_left
 from ..errors import InvalidInput, MissingExtra
 from .dual import Dual
+from .optimum import Optimum, on_the_processor, trivial_bound
 from .relaxation import ActivationLines, Relaxation, StackRelaxation
 from .safe import Rows, safe_maximum
 from .softmax import Planes, SoftmaxBoxes
-from .solution import Solution, on_the_processor, trivial_bound
 
 # Outputs that can never be larger get no planes: their coefficients would be lost inside the solver's tolerances.
 NEGLIGIBLE = 1e-8
@@ -39,7 +39,7 @@ class CuttingPlanes:
             raise InvalidInput(f"rounds must be at least 1, got {self.rounds}")
 
     @on_the_processor
-    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Optimum:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``, each a safe dual value; best so far at the end."""
         bound = trivial_bound(relaxation, coefficients)
         probabilities = torch.stack(relaxation.probabilities()).mean(0)
@@ -64,7 +64,7 @@ class CuttingPlanes:
                 x[i] = torch.from_numpy(program.solution[: x.shape[1]])
                 probabilities[i] = torch.from_numpy(program.mean_probabilities())
                 certificate["duals"][i] = program.best_dual
-        return Solution(bound, probabilities, x, certificate, notes)
+        return Optimum(bound, probabilities, x, certificate, notes)
 
 
 class _Program:
@@ -157,6 +157,7 @@ class _Builder:
         return np.arange(self.count - len(lower), self.count)
 
     def _network(self, part: StackRelaxation, m: int) -> None:
+        """Columns and rows of one network, from the shared input to its logits."""
         # A source is a column for each of its neurons, or -1 where the neuron is 0.
         sources = [self.input]
         for i, layer in enumerate(part.stack.layers):
@@ -183,6 +184,7 @@ class _Builder:
         affine: _Affine,
         activation: Any,
     ) -> np.ndarray:
+        """Columns for the outputs of an activation layer, with rows for its lower and upper lines."""
         low_s, low_o, up_s, up_o = (
             side[:, 0, m].numpy()
             for side in (lines.lower_slope, lines.lower_offset, lines.upper_slope, lines.upper_offset)
@@ -274,6 +276,7 @@ class _Builder:
         point: Any,
         tolerance: float,
     ) -> tuple[_Block | None, float]:
+        """The softmax planes that the current point violates, as a block of rows, and by how much at most."""
         slopes, offsets = planes.slopes[0, m].numpy(), planes.offsets[0, m].numpy()  # [P, K, K], [P, K]
         wanted = np.broadcast_to(imposed, offsets.shape)
         worst = 0.0
@@ -316,6 +319,7 @@ class _Affine:
 
 
 def _join(blocks: list[_Block]) -> Rows:
+    """Blocks of rows as one sparse matrix with its limits."""
     lengths = np.concatenate([np.zeros(1, int), *(np.full(len(b.lower), b.columns.shape[1]) for b in blocks)])
     empty = [np.zeros(0)]
     return Rows(

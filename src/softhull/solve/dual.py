@@ -11,8 +11,8 @@ from ..deadlines import passed, why_stopped
 from ..errors import InvalidInput
 from ..propagate.structure import positions
 from .lagrangian import Lagrangian
+from .optimum import Optimum, trivial_bound
 from .relaxation import Relaxation
-from .solution import Solution, trivial_bound
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Dual:
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, got {value}")
 
-    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Optimum:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``; at the deadline the best so far."""
         best = trivial_bound(relaxation, coefficients)
         argument = torch.stack(relaxation.probabilities()).mean(0)
@@ -69,7 +69,7 @@ class Dual:
         assert parameters is not None
         assert points is not None
         notes = dict.fromkeys(open_.tolist(), why_stopped()) if late else {}
-        return Solution(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)}, notes)
+        return Optimum(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)}, notes)
 
     @staticmethod
     def _scale(coefficients: Tensor) -> Tensor:
@@ -89,6 +89,7 @@ class Descent:
         self.gain = self.best.clone()
 
     def steps(self, learning_rate: float, deadline: float | None) -> None:
+        """One stage of Adam on the multipliers; keeps the best bound of every instance and stops at the deadline."""
         m, v = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         first, second, count = 0.8, 0.9, self.method.steps
         halfway = self.best

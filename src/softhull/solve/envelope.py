@@ -88,6 +88,7 @@ class _Program:
         return self.sign * (p - self.here - (z - self.centre) @ self.slope) / self.scale
 
     def solve(self) -> Envelope:
+        """The value of the envelope at the centre, by column generation over the grid."""
         if self.flat:
             return Envelope(float(self.here), 0.0, 1)
         master = _Master(self.centre)

@@ -70,6 +70,7 @@ class Lagrangian:
         self.planes = [part.softmax.planes(point) for part, point in zip(self.relaxation.stacks, at)]
 
     def midpoints(self) -> list[Tensor]:
+        """The midpoints of the boxes of logits, one tensor per stack."""
         return [part.softmax.midpoint for part in self.relaxation.stacks]
 
     def views(self, flat: Tensor) -> list[Multipliers]:
@@ -181,6 +182,7 @@ class Lagrangian:
         return [_Trail(self, position, part, on_cuts).losses(x) for position, part in enumerate(parts)]
 
     def _walk(self, flat: Tensor, gradient: bool) -> tuple[Tensor, Tensor | None, list[Tensor] | None, Tensor | None]:
+        """The dual value of multipliers and, where asked, its gradient, the logits and the maximising input."""
         parts, on_cuts = self.views(flat), self.of_cuts(flat)
         total = (on_cuts * self.cuts.threshold).sum(1)
         at_input: Tensor | None = None

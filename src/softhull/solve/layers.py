@@ -48,6 +48,7 @@ class Layer:
 
     @property
     def size(self) -> int:
+        """The number of neurons."""
         return self.bias.shape[1]
 
     def value(self, sources: Sequence[Tensor]) -> Tensor:
@@ -67,6 +68,7 @@ class Layer:
         return Layer({s: terms[s] for s in self.weights}, terms[-1], None).value(sizes)
 
     def activate(self, z: Tensor) -> Tensor:
+        """The activation of pre-activations."""
         assert self.activation is not None
         return self.activation.value(z)
 
@@ -80,6 +82,7 @@ class Stack:
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return self.layers[-1].size
 
     def member(self, m: int) -> Stack:
@@ -141,6 +144,7 @@ def agree(graphs: Sequence[Graph], ends: Sequence[int], labels: Sequence[str]) -
 
 
 def _signature(layers: list[Layer]) -> list[tuple[object, ...]]:
+    """What networks must have in common to be stacked: activations, shapes, and operations."""
     return [
         (
             repr(layer.activation),

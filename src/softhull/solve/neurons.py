@@ -41,6 +41,7 @@ class NeuronBounds:
 
     @property
     def logits(self) -> Interval:
+        """Bounds on the logits, the last layer."""
         return self.intervals[-1]
 
     def take(self, instances: Tensor) -> NeuronBounds:

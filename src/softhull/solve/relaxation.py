@@ -81,6 +81,7 @@ class StackRelaxation:
     softmax: SoftmaxBoxes
 
     def take(self, instances: Tensor) -> StackRelaxation:
+        """The relaxation of some of the instances."""
         return StackRelaxation(
             self.stack,
             self.bounds.take(instances),
@@ -107,14 +108,17 @@ class Relaxation:
 
     @property
     def networks(self) -> int:
+        """How many networks the ensemble has."""
         return sum(len(part.stack.members) for part in self.stacks)
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return self.stacks[0].stack.classes
 
     @property
     def size(self) -> int:
+        """The number of input entries."""
         return self.region.size
 
     def take(self, instances: Tensor) -> Relaxation:

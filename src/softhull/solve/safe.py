@@ -26,6 +26,7 @@ class Rows:
 
     @property
     def count(self) -> int:
+        """The number of rows."""
         return len(self.lower)
 
     def __add__(self, other: Rows) -> Rows:

@@ -88,6 +88,7 @@ class SoftmaxBoxes:
 
     @staticmethod
     def of(bounds: NeuronBounds, chosen: SoftmaxBounds, outward: bool = True) -> SoftmaxBoxes:
+        """The boxes of logits behind neuron bounds, with the constant bounds on every probability."""
         lower, upper = bounds.logits
         low, high, *differences = (side.cpu().numpy() for side in (*bounds.logits, *bounds.differences))
         box = make_box(low, high, (differences[0], differences[1]))
@@ -113,6 +114,7 @@ class SoftmaxBoxes:
 
     @property
     def midpoint(self) -> Tensor:
+        """The midpoints of the boxes."""
         return self.lower + (self.upper - self.lower) / 2
 
     def planes(self, at: Tensor) -> tuple[Planes, Planes]:

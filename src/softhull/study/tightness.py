@@ -52,6 +52,7 @@ class CellResult:
     broken: list[str]
 
     def mean(self, side: str, name: str) -> float:
+        """The mean looseness of one bound from one side."""
         return float(np.mean(self.looseness[side][name]))
 
 
@@ -89,6 +90,7 @@ class TightnessStudy:
 
     @property
     def done(self) -> list[CellResult]:
+        """The finished cells, in order."""
         return [self.results[position] for position in sorted(self.results)]
 
     @property
@@ -98,10 +100,12 @@ class TightnessStudy:
 
     @property
     def regions_checked(self) -> int:
+        """How many boxes were measured so far."""
         return self.regions * len(self.results)
 
     @property
     def envelope_error(self) -> float:
+        """The largest error of an exact envelope so far; NaN before the first."""
         return max((result.envelope_error for result in self.done), default=math.nan)
 
     def summary(self, side: str, equal: bool) -> dict[str, Summary]:
@@ -151,6 +155,7 @@ def grid_description(sizes: Iterable[int]) -> str:
 
 
 def _measure(task: _Task) -> CellResult:
+    """One cell: random boxes, the looseness of every bound at their midpoints, and any bound that is violated."""
     cell = task.cell
     rng = np.random.default_rng(task.seed)
     middle = dirichlet_logits(rng, task.regions, cell.size, cell.mu, cell.high)
@@ -173,6 +178,7 @@ def _measure(task: _Task) -> CellResult:
 
 
 def _values_at_midpoint(lower: np.ndarray, upper: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
+    """By side and bound, the values of the planes of output 0 at the midpoints."""
     found: dict[str, dict[str, np.ndarray]] = {side: {} for side in SIDES}
     size = lower.shape[-1]
     for name, bound in BOUNDS.items():

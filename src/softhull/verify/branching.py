@@ -1,161 +1,216 @@
-"""Questions that are cut into cells: margins by walks over boxes of inputs, scores by the dual with cuts."""
+"""Questions that are cut into cells: margins by walks, over boxes of inputs or with cuts inside the network, scores by
+the dual with cuts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..attack.pgd import minimize_margin
+from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
 from ..branch.loop import Search
 from ..branch.walk_leaves import Rows, WalkLeaves
-from ..errors import InvalidInput
-from ..graph.graph import Graph
 from ..graph.operator import Interval
+from ..propagate.crown import LinearBounds
 from ..propagate.methods import Branch
-from ..propagate.structure import Structure
-from ..regions import Region
+from ..propagate.structure import positions
 from ..solve.dual import Dual
-from ..solve.layers import Stack
+from ..solve.optimum import trivial_bound
 from ..solve.relaxation import Relaxation, relax
 from ..solve.softmax import EVERYTHING, SoftmaxBounds
-from .bracket import Bracket, Effort
+from .engine import Work, stages
+from .ensemble import Layered
+from .margins import Margins
+from .problem import Solution
 from .programs import Programs
-from .question import Highest, ScoreQuestion
-from .unsafe import Unsafe
+from .score_claims import ScoreClaims
+from .walks import linear_walks, networks_of, second_order
 
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
+# Cells are boxes of inputs where there are at most so many.
+BOXES = 32
+# Where entries that can be cut have a smaller share of the loss than this, other bounds come first.
+HERE = 0.6
 # Steps and restarts of an attack from where the bound of a cell is attained.
 STEPS, RESTARTS = 20, 1
 
 
-def branch_margins(
-    graph: Graph,
-    structure: Structure,
-    region: Region,
-    unsafe: Unsafe,
-    method: Branch,
-    effort: Effort,
-    found: Bracket,
-    instances: Tensor,
-) -> None:
-    """Cut the regions of some instances into cells; what that proves or breaks is written into ``found``."""
-    if not len(instances):
+@stages.register(Branch)
+def _(method: Branch, work: Work) -> Iterator[Any]:
+    """Boxes of inputs after the method inside; with many inputs, cuts inside the network after linear walks."""
+    cutting, networks = _Cutting(method, work), networks_of(work)
+    # With few inputs, halving them makes every bound tighter.
+    if math.prod(work.problem.graph.input_shape) <= BOXES:
+        yield from stages(method.inner, work)
+        cutting.boxes(work.open())
         return
-    here, mine = region.take(instances), unsafe.take(instances)
-    rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
-    bounds = WalkLeaves(graph, structure, here, rows, method.second_order, effort.memory, effort.deadline)
-    search = Search(bounds, method, [0.0] * len(instances), deadline=effort.deadline)
+    walks = linear_walks(work, method.second_order.linear)
+    yield walks
+    work.attack_open()
 
-    def challenge(problems: list[int], at: list[Any]) -> None:
-        which = torch.tensor(problems, device=instances.device)
-        groups = torch.arange(unsafe.groups, device=which.device).repeat_interleave(len(which))
-        place = which.repeat(unsafe.groups)
+    def products() -> None:
+        """Second order where it is worth less than other work that waits: without fitted rows."""
+        if networks.products:
+            for stage in second_order(work, walks, replace(method.second_order, row_fit=False)):
+                work.claims.improve(stage, work.found)
 
-        def margin(x: Tensor, some: Tensor) -> Tensor:
-            return mine.margins(graph(x).flatten(1), place[some], groups[some])
+    cutting.boxes(cutting.inside(walks.bounds[0], products))
 
-        start = (
-            torch.stack(at).reshape(len(which), *graph.input_shape).repeat(unsafe.groups, *[1] * len(graph.input_shape))
-        )
-        value, x = minimize_margin(margin, here.take(place), start, STEPS, RESTARTS, method.seed)
-        for k in value.argsort(descending=True).tolist():
-            instance = int(instances[place[k]])
-            if value[k] < found.attack[instance]:
-                found.attack[instance], found.worst[instance] = value[k], x[k]
-            if value[k] < 0:
-                search.give_up(int(place[k]))
 
-    try:
-        search.run(None if effort.attack == "never" else challenge)
-    finally:
-        _, row = unsafe.best_rows(found.rows)
-        for problem, instance in enumerate(instances.tolist()):
-            # Every group is excluded by this much in every cell, by one row or another.
-            low = search.bound(problem)
-            for group in range(unsafe.groups):
-                place = int(row[group, instance]), instance
-                found.rows[place] = max(float(found.rows[place]), low)
-            found.notes[instance] = search.described(problem)
-            if low > 0:
-                found.cuts[instance] = search.roots[problem].cuts()
-    if search.interrupted:
-        raise KeyboardInterrupt
+class _Cutting:
+    """What is open of a batch of margins, as the problems of one search."""
+
+    def __init__(self, method: Branch, work: Work) -> None:
+        assert isinstance(work.claims, Margins)
+        self.margins, self.method, self.effort, self.found = work.claims, method, work.effort, work.found
+        self.problem, self.structure = work.problem, networks_of(work).graphs[0].structure
+
+    def boxes(self, instances: Tensor) -> None:
+        """Cells that are boxes of inputs, bounded by linear walks and second order, all groups together."""
+        if not len(instances):
+            return
+        mine, graph, region = self.margins.take(instances), self.problem.graph, self.problem.region.take(instances)
+        rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
+        effort, method = self.effort, self.method
+        bounds = WalkLeaves(graph, self.structure, region, rows, method.second_order, effort.memory, effort.deadline)
+        search = Search(bounds, method, [0.0] * len(instances), instances.tolist(), effort.deadline)
+        groups = range(self.margins.groups)
+        try:
+            search.run(self._challenge(search, [groups] * len(instances)))
+        finally:
+            _, row = self.margins.best_rows(self.found.bounds)
+            for problem, instance in enumerate(instances.tolist()):
+                # Every group is excluded by this much in every cell, by one row or another.
+                self._keep(search, problem, [int(row[group, instance]) for group in groups])
+                if search.bound(problem) > 0:
+                    self.found.cuts[instance] = search.roots[problem].cuts()
+        if search.interrupted:
+            raise KeyboardInterrupt
+
+    def inside(self, bounds: LinearBounds, elsewhere: Callable[[], None]) -> Tensor:
+        """Cuts inside the network, for every open group by the row that was best at first.
+
+        Where most of the loss is not that of entries that can be cut, ``elsewhere`` is called for the other one first.
+        Returns the instances of which nothing more can be cut.
+        """
+        group, instance = self.margins.open_groups(self.found).nonzero(as_tuple=True)
+        if not len(group):
+            return instance
+        _, best = self.margins.best_rows(self.found.bounds)
+        row = best[group, instance]
+        rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
+        cells = CutLeaves(bounds, instance, rows, self.margins.offsets[row, instance])
+        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        challenge = self._challenge(search, [[g] for g in group.tolist()])
+        try:
+            search.grow()
+            share = [cells.shares[p] for p in range(len(row)) if search.left(p)]
+            if share and sum(share) / len(share) < HERE:
+                elsewhere()
+                for problem, place in enumerate(zip(row.tolist(), instance.tolist())):
+                    if self.found.bounds[place] > 0:
+                        search.give_up(problem)
+            search.run(challenge)
+        finally:
+            for problem, s in enumerate(row.tolist()):
+                self._keep(search, problem, [s])
+        if search.interrupted:
+            raise KeyboardInterrupt
+        return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
+
+    def _keep(self, search: Search, problem: int, rows: list[int]) -> None:
+        instance = search.owner[problem]
+        known = self.found.bounds[rows, instance]
+        self.found.bounds[rows, instance] = known.clamp(min=search.bound(problem))
+        self.found.notes[instance] = search.described(instance)
+
+    def _challenge(
+        self, search: Search, groups: Sequence[Sequence[int]]
+    ) -> Callable[[list[int], list[Any]], None] | None:
+        """Attacks from where open cells are worst; what breaks an instance ends the work on it."""
+        if self.effort.attack == "never":
+            return None
+
+        def challenge(problems: list[int], at: list[Any]) -> None:
+            pairs = [(k, problem, group) for k, problem in enumerate(problems) for group in groups[problem]]
+            table = torch.tensor([(k, search.owner[problem], group) for k, problem, group in pairs])
+            which, instance, group = table.to(self.found.attack.device).T
+
+            start = torch.stack(at).reshape(len(problems), *self.problem.graph.input_shape)[which]
+            how = (STEPS, RESTARTS, self.method.seed, self.effort.deadline)
+            self.margins.descend(self.problem, self.found, group, instance, start, *how)
+            for i in set(instance.tolist()):
+                if self.found.attack[i] < 0:
+                    search.give_up_all(i)
+
+        return challenge
 
 
 @dataclass(frozen=True)
-class ByBranching:
-    """Feedforward networks: the convex program of every cell by gradient steps on its dual."""
+class Cells:
+    """Branching for scores of feedforward networks: the convex program of every cell by steps on its dual."""
 
-    stacks: list[Stack]
     method: Branch
     softmax: SoftmaxBounds
+    outward: bool = True
 
-    @property
-    def classes(self) -> int:
-        return self.stacks[0].classes
 
-    def to(self, device: torch.device) -> ByBranching:
-        if device.type != "cpu":
-            raise InvalidInput("method 'branch' bounds scores on the CPU; leave device out")
-        return self
-
-    def probabilities(self, x: Tensor) -> Tensor:
-        """Mean class probabilities ``[B, K]``."""
-        logits = torch.cat([stack.values(x.flatten(1))[-1] for stack in self.stacks], 1)
-        return logits.softmax(-1).mean(1)
-
-    def highest(self, question: ScoreQuestion) -> Highest:
-        """The whole regions first, then cells; the better of the two."""
-        relaxation = relax(self.stacks, question.region, self.softmax, question.outward)
-        first = question.highest(Programs(relaxation, Dual(), False, question.deadline))
-        if (self.softmax.lower, self.softmax.upper) == EVERYTHING:
-            relaxation = relax(self.stacks, question.region, CELLS, question.outward)
-        return first.met(_Pieces(question, relaxation, self.method).highest())
+@stages.register(Cells)
+def _(method: Cells, work: Work) -> Iterator[Any]:
+    """The whole regions first, then cells."""
+    yield from stages(Programs(Dual(), method.softmax, False, method.outward), work)
+    networks, claims = work.problem.networks, work.claims
+    assert isinstance(networks, Layered)
+    assert isinstance(claims, ScoreClaims)
+    planes = CELLS if (method.softmax.lower, method.softmax.upper) == EVERYTHING else method.softmax
+    relaxation = relax(networks.stacks, work.problem.region, planes, method.outward)
+    _Pieces(claims, relaxation, method.method, work.effort.deadline).search(work.found)
 
 
 class _Pieces:
     """The pieces of a score as problems of one search: piece k of instance i is a maximum to be bounded."""
 
-    def __init__(self, question: ScoreQuestion, relaxation: Relaxation, method: Branch) -> None:
-        self.question, self.relaxation, self.method = question, relaxation, method
+    def __init__(self, claims: ScoreClaims, relaxation: Relaxation, method: Branch, deadline: float) -> None:
+        self.claims, self.relaxation, self.method, self.deadline = claims, relaxation, method, deadline
         ranges = relaxation.probabilities()
-        pieces = question.score.pieces(question.label, *ranges)
-        planes = [piece.tangent(question.at) for piece in pieces]
-        whole = Programs(relaxation, None, False, question.deadline)
+        pieces = claims.score.pieces(claims.label, *ranges)
+        planes = [piece.tangent(claims.at) for piece in pieces]
         # What cannot reach the attack need not be bounded further.
-        self.known = torch.stack([question.sum(whole.trivial(p.coefficients), p.offset) for p in planes])
-        reached = [
-            piece.tangent(question.at) for piece in question.score.pieces(question.label, question.at, question.at)
-        ]
-        self.floor = torch.stack([(p.coefficients * question.at).sum(1) + p.offset for p in reached]).amax(0)
+        self.known = torch.stack([claims.sum(trivial_bound(relaxation, p.coefficients), p.offset) for p in planes])
+        reached = [piece.tangent(claims.at) for piece in claims.score.pieces(claims.label, claims.at, claims.at)]
+        self.floor = torch.stack([(p.coefficients * claims.at).sum(1) + p.offset for p in reached]).amax(0)
         self.piece, self.instance = (~(self.known < self.floor)).nonzero(as_tuple=True)
 
-    def highest(self) -> Highest:
-        if not len(self.piece):
-            return Highest(self.known.amax(0))
+    def search(self, found: Solution) -> None:
+        """Cut the regions of what may reach the attack into cells, and keep what that proves."""
+        if len(self.piece):
+            self._search(found)
+        found.raise_to(-self.known.amax(0)[None], positions(self.floor))
+
+    def _search(self, found: Solution) -> None:
         goal = self.floor + self._tolerance()
-        start = self.question.at[self.instance]
+        start = self.claims.at[self.instance]
         bounds = DualLeaves(self.relaxation, self.instance, self._plane, start)
         target = (-goal)[self.instance].tolist()
-        search = Search(bounds, self.method, target, self.instance.tolist(), self.question.deadline)
+        search = Search(bounds, self.method, target, self.instance.tolist(), self.deadline)
         search.run()
-        notes: dict[int, str] = {}
+        if search.interrupted:
+            found.notes |= dict.fromkeys(self.instance.tolist(), "interrupted")
         for problem, (piece, instance) in enumerate(zip(self.piece.tolist(), self.instance.tolist())):
             self.known[piece, instance] = min(float(self.known[piece, instance]), -search.bound(problem))
             if search.left(problem):
-                notes[instance] = search.described(problem)
-        if search.interrupted:
-            notes = dict.fromkeys(self.instance.tolist(), "interrupted") | notes
-        return Highest(self.known.amax(0), notes, ({"trees": search.roots},))
+                found.notes[instance] = search.described(instance)
+        found.choices.append({"trees": search.roots})
 
     def _plane(self, problems: Tensor, ranges: Interval, at: Tensor) -> tuple[Tensor, Tensor]:
         instance, number = self.instance[problems], self.piece[problems]
-        pieces = self.question.score.pieces(self.question.label[instance], *ranges)
+        pieces = self.claims.score.pieces(self.claims.label[instance], *ranges)
         planes = [piece.tangent(at) for piece in pieces]
         here = torch.arange(len(problems), device=at.device)
         coefficients = torch.stack([plane.coefficients for plane in planes])[number, here]
@@ -163,6 +218,6 @@ class _Pieces:
 
     def _tolerance(self) -> Tensor:
         """The tolerance of the score as one of the pieces: a score may be a steep function of its badness."""
-        score, step = self.question.score, 1e-6
+        score, step = self.claims.score, 1e-6
         rise = (score.from_badness(self.floor + step) - score.from_badness(self.floor)).abs() / step
         return self.method.tolerance / rise.clamp(min=1e-6)

@@ -75,9 +75,11 @@ def _with(method: Any, entry: Entry, name: str, value: Any) -> Any:
     own = {field.name for field in fields(method)}
     if name in own:
         return replace(method, **{name: value})
+    if name == "branch" and "seconds" in own:
+        return replace(method, seconds=value)
     if "inner" in own:  # a method that works by another one
         return replace(method, inner=_with(method.inner, entry, name, value))
     if name == "optimize" and value == 0:  # it takes none
         return method
-    takes = {"optimize": "gradient steps"}.get(name, name)
+    takes = {"optimize": "gradient steps", "branch": "seconds for branching"}.get(name, name)
     raise InvalidInput(f"method {entry.name!r} takes no {takes}")

@@ -14,7 +14,7 @@ import numpy as np
 from ..show import data_frame, html_table, new_axes
 
 if TYPE_CHECKING:
-    from .bracket import Apart, Chosen
+    from ..propagate.optimize import Apart, Chosen
 
 SCHEMA = "softhull-answer-1"  # docs/answer.schema.json
 

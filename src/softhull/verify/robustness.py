@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..boxes import as_index
-from ..deadlines import OUT_OF_TIME, TimeLimits, deadline_after, interrupted, interruptible, passed
+from ..deadlines import OUT_OF_TIME, TimeLimits, deadline_after, interrupted, interruptible, passed, seconds_left
 from ..devices import device_of, moved
 from ..errors import InvalidInput
 from ..formats.inputs import fit_inputs, warn_of_labels, warn_of_units
@@ -22,20 +22,21 @@ from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Linear, Method
-from ..propagate.structure import Structure
+from ..propagate.methods import Auto, Linear, Method
 from ..regions import AnyPerturbation, Choices, Region, as_perturbation, rounded_down
+from . import branching as branching  # registers the stages of its method
 from .about import describe
-from .bracket import Bracket, Effort
-from .enumerate import prove_choices
+from .engine import solve
+from .ensemble import Ensemble, Joined
+from .enumerate import Enumerate
 from .instances import Progress, answer_all
+from .margins import Margins, class_change
 from .methods import find_method
 from .names import renamed
-from .prove import prove
+from .problem import Effort, Problem, Solution
 from .radii import CertifiedRadii, RadiusSearch
 from .replay import contradictions
 from .result import Record, Result, Verdict
-from .unsafe import Unsafe, class_change
 
 # Instances worked on together; more gain nothing and cost memory.
 _BATCH = 256
@@ -78,11 +79,11 @@ def verify_robustness(
     the margins, for certificates.
     """
     case = _Case.of(network, x, label, dtype, device)
-    unsafe = case.unsafe(property, targets)
+    margins = case.margins(property, targets)
     region = case.region(perturbation, dtype)
     limits = TimeLimits.of(timeout, budget)
     effort = replace(_effort(attack, seed, memory), proofs=proofs)
-    asked = _Asked(case, region, unsafe, find_method(method), effort, limits)
+    asked = _Asked(case, region, margins, find_method(method), effort, limits)
     found = _result(asked, workers, progress)
     data = case.exact, case.labels, perturbation
     more: dict[str, Any] = {
@@ -126,7 +127,7 @@ def certified_radius(
     ``verify_robustness``; ``timeout`` and ``budget`` are for the whole search.
     """
     case = _Case.of(network, x, label, dtype, device)
-    unsafe = case.unsafe(property, targets)
+    margins = case.margins(property, targets)
     perturbation = as_perturbation(perturbation)
     cap = perturbation.radius
     limits = TimeLimits(TimeLimits.of(timeout, budget).for_batch(len(case.x)))
@@ -139,8 +140,10 @@ def certified_radius(
         if passed(limits.deadline):
             break
         region = perturbation.around(case.exact, torch.from_numpy(here).to(case.x), dtype)
-        asked = _Asked(case, region, unsafe, find_method(how), _effort(None if attack else False, seed, memory), limits)
-        result = _result(asked, workers)
+        effort = _effort(None if attack else False, seed, memory)
+        asked = _Asked(case, region, margins, find_method(how), effort, limits)
+        # The first radius must not take all of the time.
+        result = _result(asked, workers, share=1 / max(1, steps + 1 - done))
         search.learn(here, result.records)
         if progress is not None:
             progress(done + 1, len(rounds))
@@ -190,7 +193,10 @@ def verify_specification(
             f"the network {math.prod(graph.input_shape)} and {math.prod(graph.output_shape)}"
         )
     effort = replace(_effort(None, seed, memory), deadline=deadline_after(timeout))
-    structure = Structure(graph)
+    chosen = find_method(method)
+    if isinstance(chosen, Auto):
+        chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
+    networks = Joined((Ensemble(graph),))
     bounds: list[float] = []
     left: set[str] = set()  # what is to be said unless a counterexample is found
     message = ""
@@ -200,22 +206,22 @@ def verify_specification(
             for end in (boxes[0].lower, boxes[0].upper, *boxes[0].ends)
         )
         region = Region(rounded_down(lower, dtype), -rounded_down(-upper, dtype), inner=(least, most))
-        unsafe = moved(_unsafe_of(boxes, dtype), place)
-        if not unsafe.groups:
+        margins = moved(_margins_of(boxes, dtype), place)
+        if not margins.groups:
             continue
-        bracket = prove(graph, structure, region, _middle(region), unsafe, find_method(method), effort)
-        best, _ = unsafe.best_rows(bracket.rows)
+        solution = solve(Problem(networks, region, _middle(region), margins), chosen, effort)
+        best, _ = margins.best_rows(solution.bounds)
         worst = float(best.min())
         bounds.append(worst)
         if worst > 0:
-            for line in contradictions([network], region, _middle(region), bracket.worst, seed).values():
+            for line in contradictions([network], region, _middle(region), solution.worst, seed).values():
                 left.add("error")
                 message = line
             continue
-        found = _replayed(network, graph, bracket.worst[0], region, unsafe, 0, None, touching=True)
+        found = _replayed(network, graph, solution.worst[0], region, margins, 0, None, touching=True)
         if found is not None and any(disjunct.holds(*found) for disjunct in boxes):  # as the file says it
             return SpecificationResult("sat", found[0], found[1], worst, *clock.spent())
-        left.add("timeout" if bracket.stopped == OUT_OF_TIME else "unknown")
+        left.add("timeout" if solution.stopped == OUT_OF_TIME else "unknown")
         if interrupted():
             break
     verdict = next((verdict for verdict in ("error", "timeout", "unknown") if verdict in left), "unsat")
@@ -261,7 +267,9 @@ class _Case:
             outputs = torch.cat([graph(part).flatten(1) for part in x.split(_BATCH)])
         classes = 2 if outputs.shape[1] == 1 else outputs.shape[1]
         if ((labels < 0) | (labels >= classes)).any():
-            raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
+            shifted = "; classes are counted from 0" if labels.min() >= 1 and labels.max() == classes else ""
+            found = f"got {labels.min()} to {labels.max()}"
+            raise InvalidInput(f"labels must be from 0 to {classes - 1}, {found}{shifted}")
         predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         warn_of_labels(predicted, labels)
         return _Case(opened, graph, x, exact, labels, outputs, predicted)
@@ -281,7 +289,7 @@ class _Case:
         warn_of_units(self.exact, asked)
         return asked.around(self.exact, dtype=dtype)
 
-    def unsafe(self, property: str, targets: Sequence[int] | None) -> Unsafe:
+    def margins(self, property: str, targets: Sequence[int] | None) -> Margins:
         rivals = None
         if targets is not None:
             listed = targets if np.iterable(targets) else [targets]
@@ -295,44 +303,69 @@ class _Asked:
 
     case: _Case
     region: Region
-    unsafe: Unsafe
+    margins: Margins
     method: Method
     effort: Effort
     limits: TimeLimits
 
     @cached_property
-    def structure(self) -> Structure:
-        return Structure(self.case.graph)
+    def networks(self) -> Joined:
+        return Joined((Ensemble(self.case.graph),))
 
     @property
     def size(self) -> int:
         """How many instances fit into memory at once."""
-        width = self.structure.width(len(self.case.graph.nodes) - 1)
+        width = self.networks.graphs[0].structure.width(len(self.case.graph.nodes) - 1)
         return min(_BATCH, max(1, self.effort.memory // (8 * 4 * width)))
 
     def answer(self, batch: Tensor) -> list[Record]:
-        case, region, unsafe = self.case, self.region.take(batch), self.unsafe.take(batch)
+        case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)
         effort = replace(self.effort, deadline=self.limits.for_batch(len(batch)))
-        rest = (case.x[batch], unsafe, self.method, effort)
-        if isinstance(region, Choices):
-            bracket = prove_choices(case.graph, self.structure, region, *rest)
-        else:
-            bracket = prove(case.graph, self.structure, region, *rest)
-        found = [_record(case, i, place, bracket, region, unsafe) for place, i in enumerate(batch.tolist())]
-        return _replay(case, found, region, bracket.worst, self.effort.seed)
+        method = Enumerate(self.method) if isinstance(region, Choices) else self.method
+        solution = solve(Problem(self.networks, region, case.x[batch], margins), method, effort)
+        found = [_record(case, i, place, solution, region, margins) for place, i in enumerate(batch.tolist())]
+        return _replay(case, found, region, solution.worst, self.effort.seed)
 
     def nothing(self, index: int, why: str, failed: bool = False) -> Record:
         verdict = Verdict.ERROR if failed else Verdict.UNKNOWN
         return self.case.record(index, verdict, message=why)
 
 
-def _result(asked: _Asked, workers: int | str | None, progress: Progress | None = None) -> Result:
-    """Records of all instances; of those that are misclassified there is nothing to ask."""
+def _result(asked: _Asked, workers: int | str | None, progress: Progress | None = None, share: float = 1.0) -> Result:
+    """Records of all instances; of those that are misclassified there is nothing to ask.
+
+    ``share``: how much of the time that is left may be spent on cutting.
+    """
     case = asked.case
     found = answer_all(asked, case.correct.nonzero()[:, 0], asked.size, workers, progress)
     wrong = {i: case.record(i, Verdict.MISCLASSIFIED) for i in (~case.correct).nonzero()[:, 0].tolist()}
     records = tuple((found.records | wrong)[i] for i in range(len(case.x)))
-    return Result(records, found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
+    result = Result(records, found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)
+    return _cut_open(asked, result, workers, share)
+
+
+def _cut_open(asked: _Asked, result: Result, workers: int | str | None, share: float) -> Result:
+    """What ``auto`` leaves open is cut into cells, where seconds are set for that or a time limit leaves some."""
+    left = [record.index for record in result.records if record.verdict is Verdict.UNKNOWN]
+    if not left or result.interrupted or not isinstance(asked.method, Auto) or isinstance(asked.region, Choices):
+        return result
+    limits = asked.limits
+    each = max(0.0, limits.each - result.seconds / len(result.records))
+    each = min(each, share * seconds_left(limits.deadline) / len(left))
+    method = asked.method.branching(each if each < math.inf else 0.0)
+    if method is None or each == 0:
+        return result
+    found = answer_all(
+        replace(asked, method=method, limits=replace(limits, each=each)), torch.tensor(left), asked.size, workers
+    )
+    records = list(result.records)
+    for i, record in found.records.items():
+        known = records[i].bound
+        if record.verdict is Verdict.UNKNOWN and known is not None:  # the better of two bounds
+            record = replace(record, bound=known if record.bound is None else max(known, record.bound))
+        records[i] = record
+    spent = result.cpu_seconds + found.cpu_seconds, result.seconds + found.seconds
+    return Result(tuple(records), *spent, found.interrupted, result.rounding)
 
 
 def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, seed: int) -> list[Record]:
@@ -346,23 +379,24 @@ def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, s
     return records
 
 
-def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, unsafe: Unsafe) -> Record:
-    best, _ = unsafe.best_rows(bracket.rows[:, place : place + 1])
+def _record(case: _Case, i: int, place: int, solution: Solution, region: Region, margins: Margins) -> Record:
+    best, _ = margins.best_rows(solution.bounds[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
-    attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
+    attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
     known = {"bound": bound, "attack": attack}
     if bound > 0:
-        rows = unsafe.rows[:, place]
+        rows = margins.rows[:, place]
         least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)
-        how = {rival: bracket.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in bracket.proved_by}
-        chosen = {rival: bracket.chosen[s, place] for s, rival in enumerate(least) if (s, place) in bracket.chosen}
-        note, cuts = bracket.notes.get(place, ""), bracket.cuts.get(place, ())
-        proof = {"cuts": cuts, "proved_by": how, "chosen": chosen}
-        return case.record(i, Verdict.CERTIFIED, **known, message=note, **proof)
-    message = "; ".join(filter(None, (bracket.stopped or Verdict.UNKNOWN.advice, bracket.notes.get(place))))
+        how, chosen = (
+            {rival: part[s, place] for s, rival in enumerate(least) if (s, place) in part}
+            for part in (solution.proved_by, solution.chosen)
+        )
+        proof = {"cuts": solution.cuts.get(place, ()), "proved_by": how, "chosen": chosen}
+        return case.record(i, Verdict.CERTIFIED, **known, message=solution.notes.get(place, ""), **proof)
+    message = "; ".join(filter(None, (solution.stopped or Verdict.UNKNOWN.advice, solution.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
-        found = _replayed(case.network, case.graph, bracket.worst[place], region, unsafe, place, final)
+        found = _replayed(case.network, case.graph, solution.worst[place], region, margins, place, final)
         if found is not None:
             own = {"counterexample": found[0], "new_class": _class_of(found[1], final)}
             return case.record(i, Verdict.FALSIFIED, **known, **own)
@@ -381,7 +415,7 @@ def _replayed(
     graph: Graph,
     x: Tensor,
     region: Region,
-    unsafe: Unsafe,
+    margins: Margins,
     place: int,
     final: str | None,
     touching: bool = False,
@@ -390,7 +424,7 @@ def _replayed(
 
     Class rows compare outputs with each other or with zero, which a final softmax or sigmoid (less 1/2) keeps.
     """
-    unsafe, x = moved(unsafe.take(torch.tensor([place], device=x.device)), "cpu"), x.detach().cpu()
+    margins, x = moved(margins.take(torch.tensor([place], device=x.device)), "cpu"), x.detach().cpu()
     dtype = x.numpy().dtype if isinstance(network, Graph) else np.dtype(network.input_dtype)
     point = _rounded_inside(x, moved(region.take(torch.tensor([place], device=region.lower.device)), "cpu"), dtype)
     if point is None:
@@ -400,9 +434,9 @@ def _replayed(
     else:
         outputs = network.replay(point[None])[0].reshape(-1)
     compared = torch.as_tensor(outputs, dtype=torch.float64) - (0.5 if final == "sigmoid" else 0.0)
-    groups = torch.arange(unsafe.groups)
-    margins = unsafe.margins(compared.to(unsafe.rows).expand(unsafe.groups, -1), torch.zeros_like(groups), groups)
-    broken = (margins <= 0) if touching else (margins < 0)
+    groups = torch.arange(margins.groups)
+    least = margins.at(compared.to(margins.rows).expand(margins.groups, -1), torch.zeros_like(groups), groups)
+    broken = (least <= 0) if touching else (least < 0)
     return (point, outputs) if bool(broken.any()) else None
 
 
@@ -437,7 +471,7 @@ def _with_equal_inputs(disjuncts: Sequence[Disjunct]) -> list[list[Disjunct]]:
     return list(found.values())
 
 
-def _unsafe_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Unsafe:
+def _margins_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Margins:
     """``matrix @ y <= offset`` row by row; without rows all outputs are unsafe, as ``0 * y > 0`` never holds."""
     rows, offsets, group = [], [], []
     for number, disjunct in enumerate(disjuncts):
@@ -449,7 +483,7 @@ def _unsafe_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Unsafe:
             raise InvalidInput(f"the property has coefficients that {dtype} cannot hold; use torch.float64")
         offsets.append(-rounded_down(-_tensor(offset, torch.float64), dtype))
         group += [number] * len(matrix)
-    return Unsafe(torch.cat(rows)[:, None], torch.cat(offsets)[:, None], torch.tensor(group))
+    return Margins(torch.cat(rows)[:, None], torch.cat(offsets)[:, None], torch.tensor(group))
 
 
 def _graph(network: Network | Graph, classes: bool) -> Graph:

@@ -81,6 +81,7 @@ class Softmax(Operator):
         return (least - leak).nan_to_num(0.0).clamp(min=0), torch.maximum(most.nan_to_num(1.0), leak)
 
     def _visible(self, lower: Tensor, upper: Tensor) -> Interval:
+        """Ranges of the probabilities where some logits may be masked (``-inf``), rounded outward."""
         axis = self.axis + 1
         visible = upper > -torch.inf  # before a difference overflows
         top = upper.amax(axis, keepdim=True)

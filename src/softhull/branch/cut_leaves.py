@@ -1,0 +1,315 @@
+"""Cells of a question about margins: one walk with cuts inside the network, the bounds of the root shared by all.
+
+What is known of the nodes is proved once, for the whole region. A cell differs from it by the intervals of the entries
+that are relaxed, by where their lines lie, and by a multiplier for every cut. For any multiplier ``beta >= 0`` and all
+inputs that keep the cut ``g <= t``
+
+    margin  >=  margin + beta (g - t),
+
+so that a cut is a claim with more coefficients to begin with, and the cells of an instance are rows of one walk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..graph.operator import Elementwise, Lines
+from ..graph.rounding import largest
+from ..propagate.crown import LinearBounds, LinearWalk
+from ..propagate.free import Free
+from ..propagate.rules import charged
+from ..propagate.structure import pieces
+from ..propagate.walk import Claim, Step
+from .cuts import Cut
+from .loop import Cell, Solved
+from .losses import entry_cut
+
+# Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
+ROOT, STEPS, TRIED = 30, 5, 2
+# Steps of a cell that nothing can be cut of any more: its multipliers are all that is left to gain.
+LAST = 150
+RATE = 0.15
+# Cells keep so many candidates for their cut: the account is right so often that trying others does not pay.
+CANDIDATES = 1
+# Bytes of walks that are kept for differentiation at once: more cells together gain nothing.
+TOGETHER = 1 << 26
+
+
+@dataclass(frozen=True)
+class Warm:
+    """What the children of a cell start from: intervals and lines of the relaxed entries, multipliers of the cuts."""
+
+    lower: Tensor  # [E]
+    upper: Tensor
+    lines: Tensor  # [2, E]: where in their range the lines are
+    on_cuts: Tensor  # [C]
+
+    @property
+    def size(self) -> int:
+        return 8 * (4 * len(self.lower) + len(self.on_cuts))
+
+
+class CutLeaves:
+    """Problem p: ``<rows[p], output> - offsets[p]`` over instance ``instance[p]`` of ``bounds``."""
+
+    together = 1
+
+    def __init__(self, bounds: LinearBounds, instance: Tensor, rows: Tensor, offsets: Tensor) -> None:
+        self.instance = instance.tolist()
+        self.rows, self.offsets = rows, offsets
+        self.parts = {i: _Root(bounds.take(torch.tensor([i], device=instance.device))) for i in set(self.instance)}
+        # How much of the loss of every root is that of entries that can be cut.
+        self.shares: dict[int, float] = {}
+
+    def roots(self) -> list[Solved]:
+        return self._bounded([Cell(p, ()) for p in range(len(self.instance))], ROOT)
+
+    def quick(self, cells: Sequence[Cell]) -> list[float]:
+        return [found.bound for found in self._bounded(cells, TRIED, explain=False)]
+
+    def solve(self, cells: Sequence[Cell]) -> list[Solved]:
+        return self._bounded(cells, STEPS)
+
+    def _bounded(self, cells: Sequence[Cell], steps: int, explain: bool = True) -> list[Solved]:
+        found: dict[int, Solved] = {}
+        for i, root in self.parts.items():
+            mine = torch.tensor([k for k, cell in enumerate(cells) if self.instance[cell.problem] == i])
+            for part in pieces(mine, root.together):
+                batch = self._batch(root, [cells[k] for k in part.tolist()])
+                found |= zip(part.tolist(), batch.solved(steps, explain))
+                self.shares |= {cell.problem: share for cell, share in zip(batch.cells, batch.shares) if not cell.path}
+                last = [k for k in part.tolist() if explain and not found[k].cuts]
+                if last:
+                    batch = self._batch(root, [replace(cells[k], warm=found[k].warm) for k in last])
+                    found |= zip(last, batch.solved(LAST, explain))
+        return [found[k] for k in range(len(cells))]
+
+    def _batch(self, root: _Root, cells: Sequence[Cell]) -> _Batch:
+        problems = torch.tensor([cell.problem for cell in cells])
+        return _Batch(root, cells, self.rows[problems], self.offsets[problems])
+
+
+@dataclass(frozen=True)
+class _Relaxed:
+    """The entries of one entrywise node that are relaxed, and where they are in the vector of all of them."""
+
+    before: int  # the node that is cut
+    operator: Elementwise
+    entries: Tensor
+    every: slice
+    base: Lines  # of all entries of the node over the whole region, [1, n]
+
+
+class _Root:
+    """One instance: what is known of it, and which of its entries are relaxed."""
+
+    def __init__(self, bounds: LinearBounds) -> None:
+        self.bounds, self.graph = bounds, bounds.graph
+        self.last = len(self.graph.nodes) - 1
+        bounds.prepare(self.last)
+        self.relaxed: dict[int, _Relaxed] = {}
+        start = bounds.region.lower.new_zeros(0)
+        lowers, uppers, lines, first = [start], [start], [start.expand(2, 0)], 0
+        for index, node in enumerate(self.graph.nodes):
+            if not isinstance(node.operator, Elementwise):
+                continue
+            low, high = (end.flatten(1) for end in bounds.interval(node.inputs[0], node.operator))
+            plain = node.operator.lines(low, high)
+            apart = (plain.lower_slope != plain.upper_slope) | (plain.lower_offset != plain.upper_offset)
+            entries = apart[0].nonzero()[:, 0]
+            every = slice(first, first + len(entries))
+            base = charged(bounds, index, plain, torch.arange(low.shape[1], device=low.device))
+            self.relaxed[index] = _Relaxed(node.inputs[0], node.operator, entries, every, base)
+            first += len(entries)
+            lowers.append(low[0, entries])
+            uppers.append(high[0, entries])
+            lines.append(node.operator.start(low[0, entries], high[0, entries]))
+        self.warm = Warm(torch.cat(lowers), torch.cat(uppers), torch.cat(lines, 1), start)
+        volume = bounds.structure.volume(self.last)
+        self.together = max(1, min(TOGETHER, 32 * bounds.memory) // (16 * volume))
+        # For gradient steps the price of rounding does not matter, only the last walk pays it. Facts that are shared
+        # by all walks must be found with it: by this one.
+        bounds.lower(self.last, bounds.region.lower.new_ones(1, 1, *self.graph.output_shape))
+        self.nearest = bounds.rounded("nearest")
+        # By node and entry that are cut: which of the relaxed entries that narrows.
+        self.narrowed: dict[tuple[int, int], list[int]] = {}
+        for part in self.relaxed.values():
+            for k, entry in enumerate(part.entries.tolist()):
+                self.narrowed.setdefault((part.before, entry), []).append(part.every.start + k)
+
+    def sizes(self, node: int) -> Tensor:
+        """The largest absolute value of every entry of a node, flat."""
+        found = largest(self.bounds.region.lower, self.bounds.region.upper) if node < 0 else self.bounds.sizes(node)
+        return found.flatten()
+
+
+class _Batch:
+    """Some cells of one instance: row s of a walk is cell s."""
+
+    def __init__(self, root: _Root, cells: Sequence[Cell], rows: Tensor, offsets: Tensor) -> None:
+        self.root, self.cells, self.rows, self.offsets = root, cells, rows, offsets
+        warms: list[Warm] = [root.warm if cell.warm is None else cell.warm for cell in cells]
+        self.lower = torch.stack([warm.lower for warm in warms])  # [S, E]
+        self.upper = torch.stack([warm.upper for warm in warms])
+        self.lines = torch.stack([warm.lines for warm in warms], 1)  # [2, S, E]
+        S, C = len(cells), max(len(cell.path) for cell in cells)
+        self.on_cuts, self.sign, self.threshold = (rows.new_zeros(S, C) for _ in range(3))
+        for s, warm in enumerate(warms):
+            self.on_cuts[s, : len(warm.on_cuts)] = warm.on_cuts
+        # By node: row, cut, and the two entries of every cut of it (-1: none).
+        self.places: dict[int, Tensor] = {}
+        self.shares = [0.0] * S  # of the loss, by entries that can be cut
+        self._place()
+
+    def _place(self) -> None:
+        """The cuts of all cells by the node that they cut, and the intervals that they narrow."""
+        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        for s, cell in enumerate(self.cells):
+            for c, cut in enumerate(cell.path):
+                self.sign[s, c], self.threshold[s, c] = (1.0 if cut.below else -1.0), cut.threshold
+                found.setdefault(cut.node, []).append((s, c, cut.plus, -1 if cut.minus is None else cut.minus))
+                for e in self.root.narrowed.get((cut.node, cut.plus), ()) if cut.minus is None else ():
+                    if cut.below:
+                        self.upper[s, e] = min(float(self.upper[s, e]), cut.threshold)
+                    else:
+                        self.lower[s, e] = max(float(self.lower[s, e]), cut.threshold)
+        self.empty = (self.lower > self.upper).any(1)
+        self.lower, self.upper = torch.minimum(self.lower, self.upper), torch.maximum(self.lower, self.upper)
+        self.places = {node: torch.tensor(rows, device=self.rows.device).T for node, rows in found.items()}
+
+    def solved(self, steps: int, explain: bool) -> list[Solved]:
+        lines, on_cuts = self._ascended(steps)
+        walk = _CutWalk(self.root.bounds, self, lines)
+        bound, claim = self._lower(walk, on_cuts)
+        value = torch.where(self.empty, math.inf, torch.where(bound.isnan(), -math.inf, bound)).tolist()
+        if not explain:
+            return [Solved(low) for low in value]
+        x = self._attained(claim)
+        cuts = self._candidates(walk, x, bound)
+        found = []
+        for s, (cell, low) in enumerate(zip(self.cells, value)):
+            warm = Warm(self.lower[s], self.upper[s], lines[:, s].clone(), on_cuts[s, : len(cell.path)].clone())
+            found.append(Solved(low, cuts[s], warm, x[s], warm.size))
+        return found
+
+    def _ascended(self, steps: int) -> tuple[Tensor, Tensor]:
+        """The best lines and multipliers after some gradient steps on both."""
+        free, nearest = Free(), self.root.nearest
+        best = torch.full_like(self.offsets, -math.inf)
+        best_lines, best_cuts = self.lines, self.on_cuts
+        for step in range(steps + 1):
+            nearest.check_time()
+            with torch.enable_grad():
+                lines = free(-1, "lines", self.lines)
+                on_cuts = free(-1, "cuts", self.on_cuts, 0, high=math.inf)
+                value, _ = self._lower(_CutWalk(nearest, self, lines), on_cuts)
+                objective = torch.where(value.isfinite(), value, 0.0).sum()
+            better = (value.detach() > best)[:, None]
+            best = torch.maximum(best, value.detach())
+            best_lines = torch.where(better, lines.detach(), best_lines)
+            best_cuts = torch.where(better, on_cuts.detach(), best_cuts)
+            if step < steps:
+                free.ascend(objective, RATE * (1 - step / steps))
+        return best_lines, best_cuts
+
+    def _lower(self, walk: _CutWalk, on_cuts: Tensor) -> tuple[Tensor, Claim]:
+        """Lower bounds ``[S]`` on the margins in the cells, and the claim at the input that they come from."""
+        bounds, root, S = walk.bounds, self.root, len(self.cells)
+        pending = {root.last: self.rows[:, None]}
+        constant = -(on_cuts * self.sign * self.threshold).sum(1, keepdim=True)
+        lost = (on_cuts * self.threshold).detach().abs().sum(1)
+        for node, (s, c, plus, minus) in self.places.items():
+            shape = root.graph.shape_of(node)
+            weights = on_cuts[s, c] * self.sign[s, c]
+            two = minus >= 0
+            added = constant.new_zeros(S, math.prod(shape)).index_put((s, plus), weights, accumulate=True)
+            added = added.index_put((s[two], minus[two]), -weights[two], accumulate=True).reshape(S, 1, *shape)
+            pending[node] = pending[node] + added if node in pending else added
+            if bounds.outward:
+                size = root.sizes(node)
+                size = size[plus] + torch.where(two, size[minus.clamp(min=0)], 0.0)
+                lost = lost.index_put((s,), weights.detach().abs() * size, accumulate=True)
+        # Multipliers of one entry are added up, and all products with thresholds.
+        charge = bounds.share(on_cuts.shape[1] + 1) * lost[:, None]
+        claim = walk.back(Claim(pending, constant, charge))
+        apart = bounds.input_minimum(claim)[:, 0] - self.offsets
+        if bounds.outward:  # the difference may be rounded up
+            apart = torch.where(self.offsets == 0, apart, torch.nextafter(apart, torch.full_like(apart, -math.inf)))
+        return apart, claim
+
+    # Where to cut
+
+    def _attained(self, claim: Claim) -> Tensor:
+        """Where the bounds are attained ``[S, *input]``: the slope of the region's minimum in the coefficients."""
+        region, shape = self.root.bounds.region, self.root.graph.input_shape
+        A = claim.pending.get(-1, self.rows.new_zeros(len(self.cells), 1, *shape)).detach()
+        with torch.enable_grad():
+            A = A.requires_grad_()
+            (x,) = torch.autograd.grad(region.minimum(A, False).sum(), A)
+        return region.project(x[:, 0])
+
+    def _candidates(self, walk: _CutWalk, x: Tensor, bound: Tensor) -> list[list[Cut]]:
+        """The cuts of the entries that lose most, by the account of losses where the bound is attained."""
+        values = self.root.graph.values(x)
+        scores, nodes, entries, thresholds = [], [], [], []
+        for index, (A, lines) in walk.met.items():
+            part = self.root.relaxed[index]
+            z = (x if part.before < 0 else values[part.before]).flatten(1)[:, part.entries]
+            A = A.flatten(1)[:, part.entries]
+            below = lines.lower_slope * z + lines.lower_offset
+            above = lines.upper_slope * z + lines.upper_offset
+            loss = A * (part.operator.value(z) - torch.where(A >= 0, below, above))
+            ends = self.lower[:, part.every], self.upper[:, part.every]
+            score, threshold = entry_cut(part.operator, ends, z, loss)
+            scores.append(score)
+            thresholds.append(threshold)
+            nodes += [part.before] * len(part.entries)
+            entries += part.entries.tolist()
+        if not nodes:
+            return [[] for _ in self.cells]
+        margin = (values[-1].flatten(1) * self.rows.flatten(1)).sum(1) - self.offsets
+        every = torch.cat(scores, 1)
+        self.shares = (every.sum(1) / (margin - bound)).tolist()
+        best, where = every.topk(min(CANDIDATES, len(nodes)), 1)
+        at = torch.cat(thresholds, 1).gather(1, where)
+        return [
+            [
+                Cut(nodes[place], entries[place], None, t)
+                for score, place, t in zip(*(row.tolist() for row in rows))
+                if score > 0
+            ]
+            for rows in zip(best, where, at)
+        ]
+
+
+class _CutWalk(LinearWalk):
+    """Entrywise nodes by the lines of the cells, all others by the relaxation of the root."""
+
+    def __init__(self, bounds: LinearBounds, batch: _Batch, lines: Tensor) -> None:
+        super().__init__(bounds)
+        self.batch, self.lines = batch, lines
+        # Coefficients and lines of the relaxed entries of the nodes that were met.
+        self.met: dict[int, tuple[Tensor, Lines]] = {}
+
+    def step(self, index: int, A: Tensor) -> Step:
+        batch = self.batch
+        part = batch.root.relaxed.get(index)
+        if part is None:
+            return super().step(index, A)
+        ends = batch.lower[:, part.every], batch.upper[:, part.every]
+        own = part.operator.lines(*ends, self.lines[:, :, part.every])
+        lines = charged(self.bounds, index, own, part.entries)
+        self.met[index] = A.detach(), lines
+        rising = A.flatten(1) >= 0  # [S, n]
+        some, base = rising[:, part.entries], part.base
+        slope = torch.where(rising, base.lower_slope, base.upper_slope)
+        offset = torch.where(rising, base.lower_offset, base.upper_offset)
+        slope = slope.index_copy(1, part.entries, torch.where(some, lines.lower_slope, lines.upper_slope))
+        offset = offset.index_copy(1, part.entries, torch.where(some, lines.lower_offset, lines.upper_offset))
+        backs = ((part.before, A * slope.reshape(A.shape)),)
+        return backs, (A.flatten(1) * offset).sum(1, keepdim=True)
