@@ -151,7 +151,7 @@ WHOLE: tuple[Method, ...] = (
     Auto(optimize=1),
     Branch(inner=SecondOrder(row_fit=False), nodes=6, cells=2, tries=1),
 )
-WAYS = {
+WAYS: dict[str, tuple[float, Callable[..., Lows]]] = {
     "linear": (0.35, _linear),
     "second order": (0.45, _second_order),
     "fitted rows": (0.08, partial(_second_order, fitted=True)),

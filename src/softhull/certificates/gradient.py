@@ -169,7 +169,7 @@ class Followed:
 
     def _factors(self, node: Product, twin: Node) -> list[tuple[int, Indices]] | None:
         """Which factor of the checker each factor of the graph is, and for its places the entries of the graph's."""
-        found = []
+        found: list[tuple[int, Indices]] = []
         for i, taken in zip(twin.inputs, (None, 0)):
             for side, view in enumerate((node.x, node.y)):
                 order = self._order(i, self._at(view))

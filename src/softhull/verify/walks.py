@@ -108,10 +108,8 @@ def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor |
     if walks is not None and len(left := work.open(among)):
         steps, tightened = max(1, method.optimize // 2), walks.among(left, CONTRACTED, GRADIENT)
         kept = Kept() if work.effort.proofs else None
-        better = [
-            with_better_differences(bounds, steps, method.learning_rate, kept and kept.apart)
-            for bounds in tightened.bounds
-        ]
+        apart = None if kept is None else kept.apart
+        better = [with_better_differences(bounds, steps, method.learning_rate, apart) for bounds in tightened.bounds]
         yield replace(tightened.knowing(better, work.found.worst[left]), kept=kept)
 
 
@@ -164,7 +162,7 @@ class Walks:
     bounds: tuple[LinearBounds, ...]
     ways: tuple[str, ...]
     first: bool = False
-    kept: Kept | None = None  # what gradient steps chose, where it is asked for
+    kept: Kept | None = field(default=None, kw_only=True)  # what gradient steps chose, where it is asked for
 
     dear: ClassVar[bool] = False  # whether a row costs more than all that was done to get here
 

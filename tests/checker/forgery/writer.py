@@ -418,8 +418,8 @@ class Writer:
             return {"below": self._shares(node.size), "above": self._shares(node.size)}
         if self.rng.random() < 0.4:
             sides = [self._step_of(draft, number, "functions", view.node) for view in (node.x, node.y)]
-            N, most = int(self.rng.integers(1, 6)), [max(draft.length(n, "rows"), 1) for n in sides]
-            pairs = self.rng.integers(0, most, (N, 2))
+            N = int(self.rng.integers(1, 6))
+            pairs = self.rng.integers(0, [max(draft.length(n, "rows"), 1) for n in sides], (N, 2))
             return {"left": sides[:1], "right": sides[1:], "pairs": pairs, "weight": self._shares(N)}
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         steps = [self._step_of(draft, number, "functions", other.node)]
