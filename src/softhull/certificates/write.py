@@ -69,12 +69,20 @@ def class_certificate(
     run: Record | None = None,
     network: Network | None = None,
 ) -> Certificate:
-    """A proof that ``label`` stays ahead of ``rivals`` (default: all other classes) within the perturbation.
+    """A proof that ``label`` stays ahead of its rivals within the perturbation.
 
-    ``x`` has the shape of the network's input; ``index`` says where it stands in its data file. ``run``, what a run on
-    ``network`` (default: the model) says of the instance, is followed: the cuts of its region, for every rival the kind
-    of walk that excluded it, and what gradient steps chose. Raises NoProof, or ModelError for operators that the
-    checker does not cover.
+    Raises NoProof, or ModelError for operators that the checker does not cover.
+
+    Args:
+        model: The model file.
+        x: One input in the shape of the network's input.
+        label: The class.
+        perturbation: The region.
+        rivals: The other classes; all of them by default.
+        index: The number of the input in its data file.
+        run: What a run says of the instance: the cuts of its region, what excluded every rival, what gradient steps
+            chose. The proof follows it.
+        network: The network of the run; by default that of the model file.
     """
     proof = Proof([model], x, *_region(perturbation, x))
     classes = proof.networks.logits[0].size
@@ -158,10 +166,19 @@ def score_certificate(
     index: int | None = None,
     record: ScoreRecord | None = None,
 ) -> Certificate:
-    """A proof of the bound on the score of the mean probabilities that a run reported, or of one as close as it gets.
+    """A proof of the bound on the score of the mean probabilities that a run reported, or of one as close as possible.
 
-    ``record`` is what the run says of the instance, with its choices (``proofs``); without one there is a run first.
-    Networks with products (attention) are bounded by second order, others by the multipliers of the Lagrangian method.
+    Networks with attention are bounded by second order, others by the multipliers of the Lagrangian method.
+
+    Args:
+        models: The model files.
+        networks: The networks read from them.
+        x: One input in the shape of the networks' input.
+        label: The class.
+        perturbation: The region.
+        score: The score.
+        index: The number of the input in its data file.
+        record: The record of the run with its choices (``proofs=True``); without one there is a run first.
     """
     import torch
 
@@ -403,4 +420,5 @@ def _region(
 
 
 def norm_of(perturbation: Perturbation) -> str:
+    """The norm of a perturbation as certificates write it: ``inf``, ``2`` or ``1``."""
     return "inf" if math.isinf(perturbation.norm) else str(int(perturbation.norm))

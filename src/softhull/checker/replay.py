@@ -39,7 +39,7 @@ from .balls import (
 from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
-from .forms import LARGEST_FORM, Forms, Part
+from .forms import LARGEST_FORM, Forms, Part, pairs_within
 from .network import Curve, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import least
@@ -143,6 +143,7 @@ class Walk:
         return max(self.pending)
 
     def step(self, found: dict[int, Balls], shift: Balls, quadratic: Part | None = None) -> None:
+        """Replaces a node: coefficients go to its inputs, the rest to the constant or to the quadratics."""
         for i, back in found.items():
             self.pending[i] = self.pending[i] + back if i in self.pending else back
         self.constant = self.constant + shift
@@ -167,6 +168,7 @@ class Knowledge:
     # What is known of a node
 
     def box(self, view: View) -> tuple[Floats, Floats]:
+        """Proved ranges of the entries of a view."""
         lower, upper = self._box(view.node)
         return view.index.of(lower), view.index.of(upper)
 
@@ -285,7 +287,7 @@ class Knowledge:
 
         Theorem: ``centre + slope . e + rest`` lies within ``reach(slope)`` of the centre, plus the range of the rest.
         """
-        if node.rows.shape[1] == 1:  # a row of one entry has no differences
+        if not pairs_within(node).size:  # rows of which one entry is visible have no differences
             return
         pairs, lower, upper = self.forms.differences(node)
         self.learn_differences(node.x, pairs, *outward(lower, upper))

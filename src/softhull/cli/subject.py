@@ -127,6 +127,7 @@ def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Com
 
 
 def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) -> Callable[[Command], Command]:
+    """The options that name models, data and region, for one command."""
     return together(
         click.argument("models", required=True, type=_FILE, **kind),
         click.option("--data", required=required, type=_FILE, help="npz with x and y, IDX or a CIFAR-10 batch."),

@@ -58,6 +58,7 @@ def report_content(store: Store, data: Sequence[Path] = (), images: bool = True)
 
 
 def _task(task: dict[str, Any], label: str, network: str, picture_set: int | None) -> dict[str, Any]:
+    """What the page needs to know of one task."""
     clip = None if task["clip_low"] is None else [task["clip_low"], task["clip_high"]]
     kept = (
         "question",

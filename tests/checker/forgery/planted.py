@@ -13,7 +13,23 @@ from typing import Any
 
 import pytest
 
-from softhull.checker import balls, cells, check, forms, network, positions, quadratic, replay, scores, softmax
+from softhull.checker import (
+    balls,
+    cells,
+    check,
+    curves,
+    forms,
+    network,
+    operators,
+    positions,
+    quadratic,
+    ranges,
+    replay,
+    scores,
+    softmax,
+)
+
+MODULES = (balls, cells, check, curves, forms, network, operators, quadratic, ranges, replay, scores, softmax)
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Planted:
         exec(compile(source.replace(self.old, self.new), f"<{self.what}>", "exec"), vars(module), made)
         patch.setattr(self.owner, self.name, made[self.name])
         if self.owner is module:  # others may have imported it by name
-            for other in (balls, cells, check, forms, network, quadratic, replay, scores, softmax):
+            for other in MODULES:
                 if getattr(other, self.name, None) is function:
                     patch.setattr(other, self.name, made[self.name])
 
@@ -64,6 +80,8 @@ PLANTED = [
         "if False:",
         ("imports",),
     ),
+    P("masks go anywhere", network.Networks, "_follow_masks",
+      'raise ModelError("-inf in anything but a mask before a softmax")', "continue", ("turned",)),
     P("one class has scores", scores, "proved_of_mean", "K < 2 or", "", ("leaky",)),
     # Ranges and references
     P(
@@ -111,4 +129,15 @@ PLANTED = [
     P("the origin of a fit forgotten", K, "_fitted", " + (pull * origin[r]).sum()", "", ("attention", "weighted")),
     P("the sum for the mean", scores, "proved_of_mean", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
       ("ensemble",)),
+    # Operators that are made of others, masks, ranges of probabilities
+    P("a curve by its ends", curves, "least_above", "if steep >= 0 or steep <= 0:", "if True:", ("curved", "normed")),
+    P("the chord of a curve for its tangent", K, "_curve", "self.offsets(node, below, 1)",
+      "self.offsets(node, below, -1)", ("curved",)),
+    P("nothing leaks from behind a mask", K, "leak", "ZERO if top == -np.inf else", "ZERO if True else", ("leaking",)),
+    P("another epsilon", operators, "_steadied", "arb(1), epsilon)", "arb(1), 2 * epsilon)", ("normed",)),
+    P("windows without pads", operators, "_windows", " * strides[i] - pads[i] +", " * strides[i] +", ("pooled",)),
+    P("the others at their least", ranges, "proved_ranges", "ONE - (high.sum() - high), ONE - (low.sum() - low)",
+      "ONE - (low.sum() - low), ONE - (low.sum() - low)", ("ensemble", "twins")),
+    P("ahead at best", ranges.ProvedRanges, "ahead", "self.low[t] - self.high[k]", "self.high[t] - self.low[k]",
+      ("ensemble", "old")),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from softhull.certificates.write import NoProof, class_certificate, score_certif
 from softhull.checker.balls import Balls
 from softhull.checker.certificate import Certificate
 from softhull.checker.check import sha256
-from softhull.checker.network import Kink, Networks, Product, Softmax
+from softhull.checker.network import Curve, Kink, Networks, Product, Softmax
 from softhull.checker.replay import Rule
 from softhull.checker.scores import SCORES
 from softhull.checker.session import exactly
@@ -123,7 +123,7 @@ class Writer:
     def __init__(self, instance: Instance, networks: Networks, pool: Pool, rng: np.random.Generator) -> None:
         self.instance, self.networks, self.pool, self.rng = instance, networks, pool, rng
         self.tensors = list(networks.tensors)
-        self.curved = [i for i, n in enumerate(networks.nodes) if isinstance(n, Kink | Product | Softmax)]
+        self.curved = [i for i, n in enumerate(networks.nodes) if isinstance(n, Curve | Kink | Product | Softmax)]
         self.softmaxes = [i for i in self.curved if isinstance(networks.nodes[i], Softmax)]
 
     def forge(self, seed: Certificate, other: Certificate) -> Forgery:
@@ -297,10 +297,36 @@ class Writer:
         score = self._pick([*SCORES, *[s for s in SCORES if s == before.get("score")] * 3])
         worst = float(self.pool.worst_score(score, label)) if 0 <= label < K and K > 1 else 0.0
         bound = worst + less if score == "margin" else worst - less
+        if K > 1 and self.rng.random() < 0.5:
+            made += [self._ranges(min(label, K - 1), self._pick([less, -less, 0.0]))] * 3
         found = dict(self._pick([*made, *[{"kind": "score", "score": score, "label": label, "bound": bound}] * 3]))
         if self.rng.random() < 0.2:
             found[self._pick(list(found))] = self._pick(STRANGE)
         draft.header["property"] = found
+
+    def _ranges(self, label: int, less: float) -> Step:
+        """What the points of the region say of the probabilities, narrowed by a little in one place."""
+        p = self.pool.floats["total"] / len(self.instance.models)
+        low, high, K = p.min(0), p.max(0), p.shape[1]
+        ahead = np.full(K, -1)
+        for k in range(K):
+            larger = np.flatnonzero((p > p[:, [k]]).all(0))
+            if len(larger) and self.rng.random() < 0.5:
+                ahead[k] = int(self.rng.choice(larger))
+        place, side = int(self.rng.integers(K)), int(self.rng.integers(4))
+        if self.rng.random() < 0.7:  # nothing is said of what is not narrowed
+            low, high = np.zeros(K), np.ones(K)
+        brier = float(self.pool.worst_score("brier", label)) if side == 2 else 2.0
+        if side == 0:
+            low[place] = p[:, place].min() + less
+        elif side == 1:
+            high[place] = p[:, place].max() - less
+        elif side == 2:
+            brier -= less
+        else:
+            ahead[place] = int(self.rng.integers(-1, K))
+        ends = {"least": np.clip(low, 0, 1).tolist(), "most": np.clip(high, 0, 1).tolist()}
+        return {"kind": "ranges", "label": label, **ends, "ahead": ahead.tolist(), "brier": brier}
 
     def change_region(self, draft: Draft, other: Certificate) -> None:
         region, x = dict(draft.header["region"]), self.instance.x
@@ -398,6 +424,9 @@ class Writer:
         node = self.networks.nodes[index]
         if isinstance(node, Kink):
             return {"slope": self._shares(node.size)}
+        if isinstance(node, Curve):
+            slopes = [self._shares(node.size), self.rng.standard_normal(node.size), np.zeros(node.size)]
+            return {side: self._pick(slopes) for side in ("below", "above")}
         if isinstance(node, Softmax):
             R, K = node.rows.shape
             if split and K > 1 and self.rng.random() < 0.4:
