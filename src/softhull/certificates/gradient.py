@@ -45,6 +45,7 @@ class Followed:
         self._find_twins()
 
     def _find_twins(self) -> None:
+        """Pair the nodes of the checker that need choices with nodes of the graph of the same values."""
         networks, taken = self.proof.networks, set[int]()
         for index in self.proof.before([networks.logits[0]]):
             node = networks.nodes[index]
@@ -179,6 +180,7 @@ class Followed:
         return found if len(found) == 2 else None
 
     def _keep_one(self, node: Product, twin: Node, own: dict[str, Floats], A: Balls) -> Rule | None:
+        """The contraction that keeps the factor that the run kept, with its weights."""
         factors, proof = self._factors(node, twin), self.proof
         if factors is None:
             return None
