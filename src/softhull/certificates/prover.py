@@ -388,6 +388,7 @@ class Proof:
         return self._names[id(array)]
 
     def parts(self, items: Any, sides: int) -> list[Any]:
+        """Items in parts that fit a step."""
         step = max(1, LARGEST_STEP // (sides * self._widest))
         return [items[i : i + step] for i in range(0, len(items), step)]
 
