@@ -285,7 +285,7 @@ workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
     callback=_resolve_workers,
-    help="Processes; default: one per available processor.",
+    help="Processes; default: one per available CPU.",
 )
 
 
@@ -308,7 +308,7 @@ def use_threads(count: int) -> None:
 instance_workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Processes that share the instances; default: one per processor, if the work takes long.",
+    help="Processes that share the instances; default: one per CPU, if the work takes long.",
 )
 
 

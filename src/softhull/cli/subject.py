@@ -134,7 +134,7 @@ def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) ->
         click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all."),
         click.option("--eps", type=numbers, help=radius),
         click.option("--norm", type=Name("norm", ("inf", "2", "1")), default="inf", show_default=True),
-        click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1."),
+        click.option("--clip", type=(float, float), help="Valid input range, which the region is cut to, such as 0 1."),
         click.option(
             "--normalize",
             type=(NumberList(), NumberList()),
