@@ -108,6 +108,8 @@ PLANTED = [
     P("McCormick sides swapped", K, "_term_by_term", "up * low + down * high", "up * high + down * low", ("product",)),
     P("missed part forgotten", K, "_contracted", "arb(float(proved.lower[row])) - missed",
       "arb(float(proved.lower[row]))", ("shared", "weighted")),
+    P("what pairs leave forgotten", K, "_paired", "constant = -(times(missed, matrix(Y[:, None]))[:, 0] * X).sum()",
+      "constant = ZERO", ("product", "shared", "weighted")),
     P("lower plane by 1e-6", softmax, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta",
       ("attention", "old")),
     P("upper plane by 1e-6", softmax, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)",
