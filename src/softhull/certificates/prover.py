@@ -69,6 +69,7 @@ class Proof:
     def certificate(
         self, property: dict[str, Any], index: int | None, tree: dict[str, Any] | None = None
     ) -> Certificate:
+        """The steps so far as a certificate of ``property``; with ``tree``, of a region cut into cells."""
         models = [{"file": Path(m).name, "sha256": digest} for m, digest in zip(self.models, self.networks.digests)]
         header = {
             "format": FORMAT,
@@ -160,12 +161,14 @@ class Proof:
         return number
 
     def claim_entries(self, view: View, chosen: Indices, stops: bool = False) -> None:
+        """Steps that bound entries of a tensor, which later steps may use."""
         for part in self._parts(chosen, 2):
             places = Places(part, view.size)
             lower, upper = self._both("entries", view, unit_rows(places), {"entries": part}, stops)
             self.known.learn_entries(view, places, lower, upper)
 
     def claim_differences(self, view: View, pairs: Indices, stops: bool = False) -> None:
+        """Steps that bound differences of pairs of entries, which later steps may use."""
         for part in self._parts(pairs, 2):
             places = Places(part, view.size)
             lower, upper = self._both("differences", view, unit_rows(places), {"entries": part}, stops)
@@ -272,6 +275,7 @@ class Proof:
     # Choices
 
     def _choose(self, index: int, A: Balls) -> Rule:
+        """What the certificate chooses at a node on the way back, for coefficients ``A`` of its output."""
         if self.choose_first is not None and (first := self.choose_first(index, A)) is not None:
             return first
         node = self.networks.nodes[index]
@@ -321,6 +325,7 @@ class Proof:
     def _contraction(
         self, node: Product, A: Balls, keep: int, reference: Indices | None
     ) -> tuple[float, Rule, View, list[tuple[Floats, Floats, Floats, Any]]]:
+        """A product contracted with its coefficients: the loss, the rule, and the functions to bound first."""
         factors, _ = self.known.factors(node, keep, A, reference)
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         rows = np.full((len(A), kept.size), -1)
@@ -355,6 +360,7 @@ class Proof:
     # Small things
 
     def keep(self, array: np.ndarray[Any, Any]) -> str:
+        """The name under which an array goes into the file; the same array is kept once."""
         if id(array) not in self._names:
             self._names[id(array)] = name = f"a{len(self.arrays)}"
             self.arrays[name] = array  # kept: its identity is not given to another one

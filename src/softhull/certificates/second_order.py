@@ -83,6 +83,7 @@ class SecondOrder:
         self.proof.choose_first = None
 
     def _choose(self, index: int, A: Balls) -> Rule | None:
+        """Choices at the input, at products and at short attention rows; None leaves it to the linear prover."""
         node = self.proof.networks.nodes[index]
         if isinstance(node, Input):
             return self._multipliers(A[0], A[1:])

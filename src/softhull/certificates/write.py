@@ -67,13 +67,19 @@ def class_certificate(
     proved_by: Mapping[int, str] | None = None,
     cuts: Cuts = (),
 ) -> Certificate:
-    """A proof that ``label`` stays ahead of ``rivals`` (default: all other classes) within the perturbation.
+    """A proof that ``label`` stays ahead of its rivals within the perturbation.
 
-    ``x`` has the shape of the network's input; ``index`` says where it stands in its data file. What the run knows of
-    its proof saves work here:
-    ``proved_by``, what some rivals were excluded by (linear walks are not tried where it took second order), and
-    ``cuts``, those by which a branched region was proved; both are in ``Record``. Raises NoProof, or ModelError for
-    operators that the checker does not cover.
+    Raises NoProof, or ModelError for operators that the checker does not cover.
+
+    Args:
+        model: The model file.
+        x: One input in the shape of the network's input.
+        label: The class.
+        perturbation: The region.
+        rivals: The other classes; all of them by default.
+        index: The number of the input in its data file.
+        proved_by: By what a run excluded rivals (from its ``Record``); saves trying linear walks in vain.
+        cuts: By which cuts a run proved the region (from its ``Record``).
     """
     proof = Proof([model], x, *_region(perturbation, x))
     classes = proof.networks.logits[0].size
@@ -136,10 +142,19 @@ def score_certificate(
     index: int | None = None,
     record: ScoreRecord | None = None,
 ) -> Certificate:
-    """A proof of the bound on the score of the mean probabilities that a run reported, or of one as close as it gets.
+    """A proof of the bound on the score of the mean probabilities that a run reported, or of one as close as possible.
 
-    ``record`` is what the run says of the instance, with its choices (``proofs``); without one there is a run first.
-    Networks with products (attention) are bounded by second order, others by the multipliers of the Lagrangian method.
+    Networks with attention are bounded by second order, others by the multipliers of the Lagrangian method.
+
+    Args:
+        models: The model files.
+        networks: The networks read from them.
+        x: One input in the shape of the networks' input.
+        label: The class.
+        perturbation: The region.
+        score: The score.
+        index: The number of the input in its data file.
+        record: The record of the run with its choices (``proofs=True``); without one there is a run first.
     """
     import torch
 
@@ -381,4 +396,5 @@ def _region(
 
 
 def norm_of(perturbation: Perturbation) -> str:
+    """The norm of a perturbation as certificates write it: ``inf``, ``2`` or ``1``."""
     return "inf" if math.isinf(perturbation.norm) else str(int(perturbation.norm))

@@ -22,6 +22,7 @@ is_zero = np.frompyfunc(lambda a: a.is_zero(), 1, 1)
 
 
 def zeros(*shape: int) -> Balls:
+    """An array of exact zeros."""
     found = np.empty(shape, dtype=object)
     found.fill(ZERO)
     return found
@@ -41,6 +42,7 @@ def euclidean(row: Balls) -> arb:
 
 
 def matrix(rows: Balls | Floats) -> arb_mat:
+    """A matrix of the ball library."""
     return arb_mat(*rows.shape, rows.ravel().tolist())
 
 
@@ -73,6 +75,7 @@ def round_down(value: arb) -> float:
 
 
 def round_up(value: arb) -> float:
+    """The smallest double that is certainly not below a ball."""
     return -round_down(-value)
 
 

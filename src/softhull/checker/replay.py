@@ -143,6 +143,7 @@ class Walk:
         return max(self.pending)
 
     def step(self, found: dict[int, Balls], shift: Balls, quadratic: Part | None = None) -> None:
+        """Replaces a node: coefficients go to its inputs, the rest to the constant or to the quadratics."""
         for i, back in found.items():
             self.pending[i] = self.pending[i] + back if i in self.pending else back
         self.constant = self.constant + shift
@@ -167,6 +168,7 @@ class Knowledge:
     # What is known of a node
 
     def box(self, view: View) -> tuple[Floats, Floats]:
+        """Proved ranges of the entries of a view."""
         lower, upper = self._box(view.node)
         return view.index.of(lower), view.index.of(upper)
 

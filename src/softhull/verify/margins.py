@@ -35,9 +35,11 @@ class Margins:
 
     @property
     def groups(self) -> int:
+        """The number of groups; each is excluded by any one of its rows."""
         return int(self.group.max()) + 1 if len(self.group) else 0
 
     def take(self, instances: Tensor) -> Margins:
+        """The margins of some of the instances."""
         return Margins(self.rows[:, instances], self.offsets[:, instances], self.group)
 
     def best_rows(self, bounds: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,17 +60,21 @@ class Margins:
 
     @property
     def classes(self) -> Tensor:
+        """No classes are singled out."""
         return self.group.new_zeros(self.offsets.shape[1], 0)
 
     # What is known of them
 
     def nothing(self) -> Tensor:
+        """Bounds that say nothing."""
         return torch.full_like(self.offsets, -math.inf)
 
     def least(self, found: Solution) -> Tensor:
+        """The smallest margin proved of every instance."""
         return self.best_rows(found.bounds)[0].amin(0)
 
     def open(self, found: Solution, tolerance: float = 0.0) -> Tensor:
+        """Which instances are still undecided."""
         return self.open_groups(found).any(0)
 
     def open_groups(self, found: Solution) -> Tensor:

@@ -106,5 +106,6 @@ class Problem:
         return only.graph
 
     def nothing_known(self) -> Solution:
+        """The solution to start from: bounds that say nothing, no attack."""
         bounds = self.claims.nothing()
         return Solution(bounds, bounds.new_full((self.region.size,), math.inf), self.start.clone())

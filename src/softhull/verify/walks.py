@@ -128,6 +128,7 @@ def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = 
 
 
 def networks_of(work: Work) -> Joined:
+    """The networks of a problem as joint graphs."""
     assert isinstance(work.problem.networks, Joined)
     return work.problem.networks
 
