@@ -135,6 +135,7 @@ def _(operator: Softmax, bounds: LinearBounds, index: int, A: Tensor, contract: 
             multiplier = multiplier + free(
                 index, "multiplier", torch.zeros_like(multiplier), low=-math.inf, high=math.inf
             )
+            free.note(index, "simplex", multiplier)
         rows = rows - multiplier
         constant = multiplier.flatten(2).sum(-1)
         constant = constant - bounds.share(rows.shape[2]) * multiplier.detach().abs().flatten(2).sum(-1)

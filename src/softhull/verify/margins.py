@@ -13,7 +13,7 @@ from ..attack.pgd import minimize_margin
 from ..errors import InvalidInput, unknown
 from ..propagate.structure import pieces, positions
 from .problem import Effort, Problem, Solution
-from .walks import Walks
+from .walks import GRADIENT, Walks
 
 # Attacked at once.
 _TOGETHER = 4096
@@ -119,10 +119,14 @@ class Margins:
             if not len(row):
                 return
             offsets = self.offsets[row, instance]
-            low = stage.lower(way, self.rows[row, instance][None], stage.places(instance), offsets[None])[0]
+            places = stage.places(instance)
+            low = stage.lower(way, self.rows[row, instance][None], places, offsets[None])[0]
             better = _less(low, offsets)
-            proved = zip(row[better > 0].tolist(), instance[better > 0].tolist())
-            found.proved_by |= dict.fromkeys(proved, way)
+            for k in (better > 0).nonzero()[:, 0].tolist():
+                proved = int(row[k]), int(instance[k])
+                found.proved_by[proved] = way
+                if stage.kept is not None and way == GRADIENT:
+                    found.chosen[proved] = stage.kept.of(k, int(places[k]))
             known = found.bounds[row, instance]
             found.bounds[row, instance] = torch.maximum(known, torch.where(better.isnan(), -math.inf, better))
 

@@ -61,6 +61,7 @@ def verify_robustness(
     device: torch.device | str | None = None,
     workers: int | str | None = None,
     progress: Progress | None = None,
+    proofs: bool = False,
 ) -> Result:
     """Whether every perturbed input keeps its class: one verdict per instance, in the order given.
 
@@ -85,12 +86,14 @@ def verify_robustness(
         device: Where to compute; by default where ``x`` is.
         workers: How many processes share the instances; ``"auto"`` is one per CPU if the work is long.
         progress: Called as ``progress(done, total)`` while instances are answered.
+        proofs: Keep what was chosen to prove the margins, for certificates.
     """
     case = _Case.of(network, x, label, dtype, device)
     margins = case.margins(property, targets)
     region = case.region(perturbation, dtype)
     limits = TimeLimits.of(timeout, budget)
-    asked = _Asked(case, region, margins, find_method(method), _effort(attack, seed, memory), limits)
+    effort = replace(_effort(attack, seed, memory), proofs=proofs)
+    asked = _Asked(case, region, margins, find_method(method), effort, limits)
     found = _result(asked, workers, progress)
     data = case.exact, case.labels, perturbation
     more: dict[str, Any] = {
@@ -422,10 +425,14 @@ def _record(case: _Case, i: int, place: int, solution: Solution, region: Region,
     attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
     known = {"bound": bound, "attack": attack}
     if bound > 0:
-        least = margins.rows[:, place].argmin(-1).tolist() if margins.rows.shape[-1] > 1 else ()
-        how = {rival: solution.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in solution.proved_by}
-        note, cuts = solution.notes.get(place, ""), solution.cuts.get(place, ())
-        return case.record(i, Verdict.CERTIFIED, **known, message=note, cuts=cuts, proved_by=how)
+        rows = margins.rows[:, place]
+        least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)
+        how, chosen = (
+            {rival: part[s, place] for s, rival in enumerate(least) if (s, place) in part}
+            for part in (solution.proved_by, solution.chosen)
+        )
+        proof = {"cuts": solution.cuts.get(place, ()), "proved_by": how, "chosen": chosen}
+        return case.record(i, Verdict.CERTIFIED, **known, message=solution.notes.get(place, ""), **proof)
     message = "; ".join(filter(None, (solution.stopped or Verdict.UNKNOWN.advice, solution.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None

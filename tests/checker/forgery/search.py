@@ -138,7 +138,7 @@ def kinds(step: Any) -> Iterator[str]:
     yield str(step.get("claim"))
     rules = step.get("rules")
     for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
-        for key in ("fit", "slope", "planes", "functions", "split", "multipliers", "below"):
+        for key in ("fit", "slope", "planes", "pairs", "functions", "split", "multipliers", "below"):
             if key in rule:
                 yield f"rule {key}"
                 break

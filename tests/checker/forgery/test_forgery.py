@@ -27,7 +27,7 @@ SEEDS = 4  # a planted error is looked for from
 
 REFUSED = {"imports": "operator sets twice", "turned": "-inf in anything but a mask"}
 CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits"}
-RULES = {f"rule {key}" for key in ("slope", "planes", "functions", "split", "multipliers", "below", "fit")}
+RULES = {f"rule {key}" for key in ("slope", "planes", "pairs", "functions", "split", "multipliers", "below", "fit")}
 
 
 @pytest.fixture(scope="module")
