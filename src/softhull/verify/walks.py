@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -30,8 +30,10 @@ from ..propagate.second_order.sums import sum_of
 from ..propagate.structure import pieces, positions
 from .engine import Work, stages
 from .ensemble import Ensemble, Joined
-from .margins import Margins
 from .simplex import MeanProbabilities
+
+if TYPE_CHECKING:
+    from .margins import Margins
 
 # The ways in which a stage may bound a row.
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
@@ -344,13 +346,13 @@ class Quadratics(Walks):
         """The same with better intervals where they cost the open margins; None where there is nothing to do."""
         if len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
             return None
-        assert isinstance(work.claims, Margins)
+        claims = cast("Margins", work.claims)  # only they have ends
         wanted = torch.zeros_like(work.found.attack, dtype=torch.bool)
         wanted[self.instances] = True
-        row, instance = work.claims.open_rows(work.found, wanted)
+        row, instance = claims.open_rows(work.found, wanted)
         if not len(row):
             return None
-        rows = work.claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
+        rows = claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
         better = sharpened(self.second[0][0], rows, self.places(instance))
         return None if better is None else replace(self, second=((better,),))
 
