@@ -61,6 +61,8 @@ def _work(
             _work(graph, structure, region, unsafe, method.inner, effort, found)
             margins.boxes(graph, structure, region, _open(unsafe, found).any(0).nonzero()[:, 0])
             return
+        if effort.attack == "always":
+            work.attack(positions(region.lower))
         bounds = work.linear(method.second_order.linear)
         work.attack_open()
         stuck = margins.inside(bounds, _open(unsafe, found), lambda: work.products(bounds, method.second_order))
