@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test check soundness docs outputs bench models paper paper-sample clean
+.PHONY: install demo test check soundness docs outputs package bench models paper paper-sample clean
 
 install: $(STAMP)
 
@@ -44,6 +44,14 @@ docs: install
 # Runs the code in the documentation and writes what it prints, and its pictures, into the pages.
 outputs: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.documents
+
+# The release in dist/: the wheel is built from the sdist. Both are installed, with the smallest set of extras that runs
+# `softhull verify`, into an environment of their own, where every command works or says in one line what is missing.
+package: install
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tests.environments cli,onnx
 
 bench: install
 	$(BIN)/python -m benchmarks

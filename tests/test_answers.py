@@ -71,6 +71,7 @@ def test_records_name_the_predicted_and_the_new_class(result: softhull.Result, n
     broken = [record for record in result if record.verdict is softhull.Verdict.FALSIFIED]
     assert broken
     for record in broken:
+        assert record.counterexample is not None
         assert record.new_class == network.replay(record.counterexample[None]).argmax()
         assert record.new_class != record.label
     assert all(record.new_class is None for record in result if record not in broken)

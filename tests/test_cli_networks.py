@@ -61,7 +61,7 @@ def test_an_interrupt_ends_the_run_with_what_was_done(folder: Path, monkeypatch:
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("softhull.verify.prove._attack", interrupted)
+    monkeypatch.setattr("softhull.verify.margins.Margins.attack", interrupted)
     monkeypatch.setattr("softhull.verify.robustness._BATCH", 2)
     done = run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", "-")
     assert done.exit_code == 130
@@ -134,6 +134,19 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work_begins(folder: P
     out = folder / "missing" / "out.json"  # its folder is made
     assert run("verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--json", out).exit_code == 0
     assert out.is_file()
+
+
+def test_certificates_say_first_whether_the_checker_reads_the_model(folder: Path) -> None:
+    model = onnx.load(folder / "net.onnx")
+    model.opset_import[0].version = 26  # later than the rules of the checker
+    onnx.save(model, folder / "later.onnx")
+    for command in ("verify", "uncertainty"):
+        for name, said in (("net", "the checker reads the model"), ("later", "no certificates will be written")):
+            ask = (folder / f"{name}.onnx", "--data", folder / "data.npz", "--eps", 0.01, "--indices", 0)
+            done = run(command, *ask, "--certificates", folder / "proofs")
+            assert done.exit_code == 0, done.output
+            assert done.stderr.startswith(said)
+            assert len(done.stderr.splitlines()) == 1
 
 
 def test_files_that_are_not_what_they_should_be(folder: Path) -> None:

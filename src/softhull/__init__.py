@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from .verify.uncertainty import UncertaintyResult as UncertaintyResult
     from .verify.uncertainty import verify_uncertainty as verify_uncertainty
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 # name -> (module, extra that brings what the module needs)
 _ON_FIRST_USE = {

@@ -11,7 +11,7 @@ import onnx
 from flint import arb
 from onnx import TensorProto, helper, numpy_helper
 
-from softhull.checker.curves import CURVES
+from softhull.checker.curves import function_of
 from softhull.checker.network import Curve, Input, Kink, Linear, Networks, Product, Sum
 
 
@@ -37,7 +37,7 @@ def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
             np.add.at(total, node.out.at, node.left.of(of(node.x)) * node.right.of(of(node.y)))
             found.append(total)
         elif isinstance(node, Curve):
-            function = CURVES[node.kind].value
+            function = function_of(node.kind).value
             found.append(np.array([float(function(arb(float(x)))) for x in of(node.x)]))
         else:
             logits = of(node.x).copy()

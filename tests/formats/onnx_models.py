@@ -303,6 +303,39 @@ CASES = (
         "average pool rounding up", (1, 1, 6, 7), _one("AveragePool", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
     ),
     Case("global average pool", (1, 2, 3, 4), _one("GlobalAveragePool")),
+    Case("sine", (2, 3), _one("Sin"), "Sine"),
+    Case("cosine", (2, 3), _one("Cos"), "Cosine"),
+    Case("fourth power", (2, 3), lambda b: b.op("Pow", "x", b.const(4.0)), "Power"),
+    Case("power of a positive number", (2, 3), lambda b: b.op("Pow", b.op("Exp", "x"), b.const(1.7)), "Exp Power"),
+    Case("product of entries", (2, 5), _one("ReduceProd", axes=[1])),
+    Case(
+        "attention with shared keys",
+        (1, 2, 3, 4),
+        lambda b: b.op("Attention", "x", *[b.op("Slice", "x", b.ints(1), b.ints(2), b.ints(1))] * 2),
+        opset=25,
+    ),
+    Case(
+        "rotation of some entries",
+        (1, 2, 3, 4),
+        lambda b: b.op(
+            "RotaryEmbedding",
+            "x",
+            b.const(weights(9, 1)),
+            b.const(weights(9, 1)),
+            b.const([[3, 0, 8]], np.int64),
+            rotary_embedding_dim=2,
+            num_heads=2,
+        ),
+        opset=23,
+    ),
+    Case(
+        "weights of eight bits",
+        (2, 3),
+        lambda b: b.op(
+            "MatMul", "x", b.op("DequantizeLinear", b.const([[1, -3], [7, 100], [0, 5]], np.int8), b.const(0.1))
+        ),
+        "Linear",
+    ),
     Case("mean", (2, 3, 4), _one("ReduceMean", axes=[0, -1], keepdims=0)),
     Case("mean of all", (2, 3), _one("ReduceMean")),
     Case("mean with axes as input", (2, 3), lambda b: b.op("ReduceMean", "x", b.ints(1)), opset=18),

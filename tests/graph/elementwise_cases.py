@@ -18,11 +18,13 @@ from softhull.graph.ops.erf import Erf
 from softhull.graph.ops.exp import Exp
 from softhull.graph.ops.gelu import Gelu, TanhGelu
 from softhull.graph.ops.log import Log
+from softhull.graph.ops.power import Power
 from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import LeakyRelu, Relu
 from softhull.graph.ops.rsqrt import Rsqrt
 from softhull.graph.ops.sigmoid import Sigmoid
 from softhull.graph.ops.silu import Mish, Silu
+from softhull.graph.ops.sine import Cosine, Sine
 from softhull.graph.ops.softplus import Softplus
 from softhull.graph.ops.softsign import Softsign
 from softhull.graph.ops.sqrt import Sqrt
@@ -58,6 +60,7 @@ class Case:
     exact: Callable[[arb], arb]
     domain: str = "all"  # "positive", "nonzero"
     largest: float = 1e3  # beyond which the function overflows
+    widest: float = 8.0  # up to which lines are as good as lines can be
 
     @property
     def name(self) -> str:
@@ -92,6 +95,16 @@ CASES = (
     Case(Sqrt(), lambda x: x.sqrt(), "positive"),
     Case(Rsqrt(), lambda x: 1 / x.sqrt(), "positive"),
     Case(Reciprocal(), lambda x: 1 / x, "nonzero"),
+    Case(Sine(), lambda x: x.sin(), widest=3.0),
+    Case(Sine(), lambda x: x.sin(), largest=1e9, widest=3.0),
+    Case(Cosine(), lambda x: x.cos(), widest=3.0),
+    Case(Power(4.0), lambda x: x**4),
+    Case(Power(5.0), lambda x: x**5),
+    Case(Power(-2.0), lambda x: 1 / x**2, "nonzero"),
+    Case(Power(-3.0), lambda x: 1 / x**3, "nonzero"),
+    Case(Power(2.4), lambda x: x ** arb(2.4), "positive"),
+    Case(Power(0.25), lambda x: x ** arb(0.25), "positive"),
+    Case(Power(-1.7), lambda x: x ** arb(-1.7), "positive"),
 )
 
 
@@ -101,6 +114,8 @@ def intervals(case: Case, rng: np.random.Generator, count: int, dtype: torch.dty
     width = 10.0 ** rng.uniform(-13, 2.5, size=count)
     width[rng.random(count) < 0.1] = 0
     share = rng.random(count)
+    if case.largest > 1e3:
+        centre *= case.largest / 1e3
     lower, upper = centre - share * width, centre + (1 - share) * width
     lower, upper = np.clip(lower, -case.largest, case.largest), np.clip(upper, -case.largest, case.largest)
     if case.domain != "all":

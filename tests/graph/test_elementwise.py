@@ -92,8 +92,8 @@ def test_default_lines_touch_the_envelope_over_the_midpoint(case):
     scale = 3.0
     centre = torch.from_numpy(rng.normal(size=16) * scale)
     lower, upper = (
-        centre - torch.from_numpy(rng.random(16)) * 4,
-        centre + torch.from_numpy(rng.random(16)) * 4,
+        centre - torch.from_numpy(rng.random(16)) * case.widest / 2,
+        centre + torch.from_numpy(rng.random(16)) * case.widest / 2,
     )
     if case.domain != "all":
         lower, upper = lower.abs() + 0.1, lower.abs() + 0.1 + (upper - lower)

@@ -10,9 +10,9 @@ import torch
 from softhull.regions import Perturbation
 from softhull.solve.dual import Dual
 from softhull.solve.lagrangian import Lagrangian
+from softhull.solve.optimum import trivial_bound
 from softhull.solve.relaxation import relax
 from softhull.solve.softmax import parse_bounds
-from softhull.solve.solution import trivial_bound
 
 from .ensembles import ACTIVATIONS, random_problem, sampled_probabilities
 

@@ -24,10 +24,10 @@ from softhull.solve.dual import Dual
 from softhull.solve.lagrangian import Lagrangian
 from softhull.solve.layers import stack_networks
 from softhull.solve.neurons import neuron_bounds
+from softhull.solve.optimum import trivial_bound
 from softhull.solve.relaxation import relax
 from softhull.solve.safe import Rows, safe_maximum
 from softhull.solve.softmax import parse_bounds
-from softhull.solve.solution import trivial_bound
 from softhull.verify.scores import SCORES
 from softhull.verify.uncertainty import verify_uncertainty
 

@@ -178,7 +178,7 @@ def test_ctrl_c_leaves_sound_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         return attack_samples(*arguments)
 
-    monkeypatch.setattr("softhull.verify.dataset.attack_samples", attack)
+    monkeypatch.setattr("softhull.verify.ranges.attack_samples", attack)
     report = certify_dataset(graphs, x, y, perturbation, method=FEW, attack=QUICK)
     assert report.interrupted
     assert_sound(report, graphs, x, y, perturbation, 1)

@@ -17,11 +17,10 @@ from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear, Paper
 from softhull.regions import Perturbation
-from softhull.verify import prove
+from softhull.verify.margins import Margins, class_change
 from softhull.verify.methods import CLASSES, RANGES, SCORES, TABLE, find_method
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import certified_radius, verify_robustness, verify_specification
-from softhull.verify.unsafe import class_change
 from tests.propagate.networks import random_attention
 
 
@@ -54,7 +53,7 @@ def test_certified_instances_survive_the_attack(seed, kind):
         numbers = torch.full((20,), group)
 
         def margin(y: torch.Tensor, which: torch.Tensor, numbers: torch.Tensor = numbers) -> torch.Tensor:
-            return unsafe.margins(graph(y).flatten(1), which, numbers[which])
+            return unsafe.at(graph(y).flatten(1), which, numbers[which])
 
         attacked, _ = minimize_margin(margin, region, x, seed=seed + 1)
         for record in result.records:
@@ -130,7 +129,7 @@ def test_a_time_limit_and_an_interrupt_leave_honest_verdicts(monkeypatch):
     def interrupted(*arguments, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prove, "_attack", interrupted)
+    monkeypatch.setattr(Margins, "attack", interrupted)
     stopped = verify_robustness(graph, x, labels, Perturbation(0.05), method=Linear(optimize=0))
     assert len(stopped) == 20
     assert stopped.count(Verdict.CERTIFIED) > 0  # found before the interrupt, and kept

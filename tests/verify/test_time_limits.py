@@ -18,7 +18,7 @@ from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.regions import Perturbation
 from softhull.runs.vnncomp import decide_safely, read_instances
 from softhull.verify import robustness
-from softhull.verify.prove import prove
+from softhull.verify.engine import solve
 from softhull.verify.robustness import certified_radius, verify_robustness, verify_specification
 from softhull.verify.uncertainty import verify_uncertainty
 
@@ -68,12 +68,12 @@ def test_batches_before_the_deadline_are_not_lost(monkeypatch: pytest.MonkeyPatc
 
     def proved(*args: object) -> object:
         nonlocal late
-        found = prove(*args)  # type: ignore[arg-type]
+        found = solve(*args)  # type: ignore[arg-type]
         late = True
         return found
 
     monkeypatch.setattr("softhull.deadlines.time.monotonic", clock)
-    monkeypatch.setattr(robustness, "prove", proved)
+    monkeypatch.setattr(robustness, "solve", proved)
     monkeypatch.setattr(robustness, "_BATCH", 4)
     out = tmp_path / "out.json"
     done = call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -54,6 +54,10 @@ class Visits:
     lost: np.ndarray
     sure: np.ndarray
     table: np.ndarray
+
+    def take(self, i: int) -> Visits:
+        """One of the samples."""
+        return Visits(*(getattr(self, each.name)[i : i + 1] for each in fields(self)))
 
 
 def attack_samples(

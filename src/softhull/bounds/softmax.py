@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,22 @@ def softmax_bounds(
     differences: tuple[Any, Any] | None = None,
     rounding: str = "outward",
 ) -> tuple[Any, Any]:
-    """Bounds ``L(x) <= softmax(x) <= U(x)``: convex in x from below, concave from above, for x in the box.
+    """Bounds ``L(x) <= softmax(x) <= U(x)`` at points x of a box: ``L`` is convex in x, ``U`` concave.
 
-    ``x``, ``lower``, ``upper`` broadcast against each other, logits on the last axis. ``outputs``: which
-    probabilities (an int drops the axis, None is all of them). ``differences``: a pair of arrays ``[..., j, k]``
-    bounding ``x_j - x_k``. A side the bound does not have is None. ``rounding``: ``outward`` moves the bounds by what
-    rounding may have cost, so that they hold in exact arithmetic; ``nearest`` leaves them as computed.
+    Arrays of NumPy, torch or jax, logits on the last axis; leading dimensions are a batch and broadcast.
+
+    Args:
+        x (array [..., K]): Points of the box at which the bounds are evaluated.
+        lower (array [..., K]): Lower ends of the logits; ``-inf`` on both sides is a masked logit.
+        upper (array [..., K]): Upper ends of the logits.
+        bound: The name of a bound in ``BOUNDS``, or a pair such as ``"lse*/lse"``: lower bound from the first.
+        outputs: Which probabilities; an int drops the axis, None is all of them.
+        differences (pair of arrays [..., K, K]): Bounds on ``x_j - x_k`` at place ``[j, k]``, if you have them.
+        rounding: ``"outward"`` moves the bounds by what rounding may have cost, so that they hold in exact arithmetic;
+            ``"nearest"`` leaves them as computed.
+
+    Returns:
+        The lower and the upper bounds; None for a side that the bound does not have.
     """
     check_rounding(rounding)
     box, x, chosen, single = _prepare(lower, upper, x, "x", outputs, differences)
@@ -55,7 +66,8 @@ def softmax_bounds(
     def value(side: Side | None, from_below: bool) -> Array | None:
         if side is None:
             return None
-        found = _evaluate(side, bound, box, x, chosen, from_below, {}, False, rounding == "outward").value
+        outward = rounding == "outward"
+        found = tangent_planes(side, box, x, from_below, outward, chosen, flatten=False, name=bound).value
         return found[..., 0] if single else found
 
     return value(row.lower, True), value(row.upper, False)
@@ -71,13 +83,25 @@ def softmax_planes(
     rounding: str = "outward",
     **free: Any,
 ) -> SoftmaxPlanes:
-    """Affine bounds on softmax over the whole box: the tangent planes of ``bound`` at ``at`` (default: the midpoint).
+    """Affine bounds on softmax that hold on the whole box: tangent planes of a bound.
 
-    Each side is called as a function of x, gives ``dense() -> (A, b)`` with ``p_k >= A[k] . x + b[k]``, and composes
-    with coefficient vectors from both sides without forming A. ``free`` are free parameters of the bound, each choice
-    sound: for the hull ``w``, ``alpha``, ``gamma`` (lower) and ``tangent`` (upper). ``rounding``: ``outward`` moves the
-    planes by what rounding may have cost, so that with their coefficients taken as the numbers they are they hold in
-    exact arithmetic; ``nearest`` leaves them as computed.
+    Each side gives ``dense() -> (A, b)`` with ``p_k >= A[k] . x + b[k]`` (or ``<=``), can be called as a function of x,
+    and composes with coefficient vectors from both sides without forming ``A``.
+
+    Args:
+        lower (array [..., K]): Lower ends of the logits; ``-inf`` on both sides is a masked logit.
+        upper (array [..., K]): Upper ends of the logits.
+        bound: The name of a bound in ``BOUNDS``, or a pair such as ``"lse*/lse"``: lower bound from the first.
+        at (array [..., K]): Where the planes touch the bound; the midpoint of the box by default.
+        differences (pair of arrays [..., K, K]): Bounds on ``x_j - x_k`` at place ``[j, k]``, if you have them.
+        outputs: Which probabilities; an int drops the axis, None is all of them.
+        rounding: ``"outward"`` moves the planes by what rounding may have cost: with their coefficients taken as exact
+            numbers, they hold in exact arithmetic. ``"nearest"`` leaves them as computed.
+        **free (array): Free parameters of the bound; every choice is sound. The hull has ``w``, ``alpha`` and ``gamma``
+            below, and ``tangent`` above.
+
+    Returns:
+        Planes below (``.lower``) and above (``.upper``); None for a side that the bound does not have.
     """
     check_rounding(rounding)
     box, point, chosen, single = _prepare(lower, upper, at, "at", outputs, differences)
@@ -91,7 +115,7 @@ def softmax_planes(
         if side is None:
             return None
         mine = {name: value for name, value in given.items() if name in side.free}
-        found = _evaluate(side, bound, box, point, chosen, from_below, mine, True, rounding == "outward")
+        found = tangent_planes(side, box, point, from_below, rounding == "outward", chosen, mine, name=bound)
         anchor = masked_out(box, found.at + box.shift if at is None else as_arrays(at=at, lower=box.lower)["at"])
         found = replace(found, at=anchor, masked=box.ignored)  # type: ignore[type-var]
         return SinglePlane(found) if single else found
@@ -122,28 +146,34 @@ def _output_indices(box: Box, outputs: Any) -> Array:
     return xp.asarray([o % box.size for o in wanted], dtype=xp.int64, device=device(box.lower))
 
 
-def _evaluate(
+def tangent_planes(
     side: Side,
-    name: str,
     box: Box,
     at: Array,
-    outputs: Array | None,
     from_below: bool,
-    free: dict[str, Array],
-    flatten: bool,
     outward: bool,
+    outputs: Array | None = None,
+    free: Mapping[str, Array] = MappingProxyType({}),
+    flatten: bool = True,
+    name: str = "",
 ) -> Planes:
-    """Value and planes of one side at one point, for the chosen outputs."""
+    """Value and planes of one side of a bound at a point of the shifted box, for the chosen outputs.
+
+    Everything that works with softmax planes gets them here: what is too steep, overflows or is masked becomes a
+    constant, and with ``outward`` planes are moved by what rounding may have cost. Without ``flatten`` only the values
+    count.
+    """
+    how = (from_below, outward, outputs)
     if side.parts:
         usable = [part for part in side.parts if box.size == 1 or part.only_for in (None, box.size)]
-        parts = [_evaluate(part, name, box, at, outputs, from_below, {}, flatten, outward) for part in usable]
+        parts = [tangent_planes(part, box, at, *how, flatten=flatten, name=name) for part in usable]
         return choose(parts, largest=from_below)
     if side.only_for is not None and box.size not in (1, side.only_for):
         raise InvalidInput(f"bound {name!r} is defined for K = {side.only_for} only, not for K = {box.size}; use 'lse'")
     if box.differences is not None and not side.in_differences:
+        plain = replace(side, in_differences=True)
         forms = [
-            _evaluate(replace(side, in_differences=True), name, form, at, outputs, from_below, free, flatten, outward)
-            for form in (box, box.without_differences())
+            tangent_planes(plain, form, at, *how, free, flatten, name) for form in (box, box.without_differences())
         ]
         return choose(forms, largest=from_below)
     assert side.tangent is not None

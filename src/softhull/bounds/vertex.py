@@ -13,8 +13,17 @@ def softmax_extrema(c: Any, lower: Any, upper: Any, rounding: str = "outward") -
     """Exact minimum and maximum of ``c . softmax(x)`` over ``lower <= x <= upper``, in O(K log K).
 
     Along every coordinate the function is monotone, so an extremum is a vertex; at a maximum the logits with the
-    largest coefficients are up and the others down, which leaves K + 1 vertices to compare. ``rounding``: ``outward``
-    moves both by what rounding may have cost, ``nearest`` leaves them as computed.
+    largest coefficients are up and the others down, which leaves K + 1 vertices to compare.
+
+    Args:
+        c (array [..., K]): Coefficients of the probabilities.
+        lower (array [..., K]): Lower ends of the logits.
+        upper (array [..., K]): Upper ends of the logits.
+        rounding: ``"outward"`` moves both results by what rounding may have cost; ``"nearest"`` leaves them as they
+            were computed.
+
+    Returns:
+        The smallest and the largest value, arrays ``[...]``.
     """
     check_rounding(rounding)
     arrays = as_arrays(c=c, lower=lower, upper=upper)

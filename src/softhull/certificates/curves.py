@@ -12,10 +12,12 @@ from ..graph.ops.erf import Erf
 from ..graph.ops.exp import Exp
 from ..graph.ops.gelu import Gelu, TanhGelu
 from ..graph.ops.log import Log
+from ..graph.ops.power import Power
 from ..graph.ops.reciprocal import Reciprocal
 from ..graph.ops.rsqrt import Rsqrt
 from ..graph.ops.sigmoid import Sigmoid
 from ..graph.ops.silu import Mish, Silu
+from ..graph.ops.sine import Cosine, Sine
 from ..graph.ops.softplus import Softplus
 from ..graph.ops.softsign import Softsign
 from ..graph.ops.sqrt import Sqrt
@@ -40,10 +42,13 @@ KINDS: dict[str, Curve] = {
     "mish": Mish(),
     "softsign": Softsign(),
     "elu": Elu(),
+    "sin": Sine(),
+    "cos": Cosine(),
 }
 
 
 def slopes(kind: str, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
     """One slope below and one above for every entry."""
-    lines = KINDS[kind].lines(torch.from_numpy(lower), torch.from_numpy(upper))
+    curve = KINDS.get(kind) or Power(float(kind.removeprefix("power ")))
+    lines = curve.lines(torch.from_numpy(lower), torch.from_numpy(upper))
     return lines.lower_slope.numpy().copy(), lines.upper_slope.numpy().copy()

@@ -68,7 +68,7 @@ def _mish_slope(x: arb) -> arb:
 
 
 CURVES: dict[str, Function] = {
-    "square": Function(lambda x: x * x, lambda x: 2 * x),
+    "square": Function(lambda x: _power(x, 2.0), lambda x: 2 * x),
     "cube": Function(lambda x: x * x * x, lambda x: 3 * (x * x)),
     "exp": Function(lambda x: x.exp(), lambda x: x.exp()),
     "log": Function(lambda x: x.log(), lambda x: ONE / x),
@@ -85,7 +85,30 @@ CURVES: dict[str, Function] = {
     "mish": Function(lambda x: x * _gate(x), _mish_slope),
     "softsign": Function(lambda x: x / (ONE + abs(x)), lambda x: ONE / ((ONE + abs(x)) * (ONE + abs(x)))),
     "elu": Function(lambda x: x.max(ZERO) + x.min(ZERO).expm1(), lambda x: x.min(ZERO).exp()),
+    "sin": Function(lambda x: x.sin(), lambda x: x.cos()),
+    "cos": Function(lambda x: x.cos(), lambda x: -x.sin()),
 }
+
+
+def function_of(kind: str) -> Function:
+    """One of the curves, or ``power p`` with a float p: where it is no real number, the ball is no number either."""
+    if kind in CURVES:
+        return CURVES[kind]
+    power = float(kind.removeprefix("power "))
+    return Function(lambda x: _power(x, power), lambda x: arb(power) * _power(x, power - 1))
+
+
+def _power(x: arb, power: float) -> arb:
+    """Theorem: whole powers are products, of any numbers; others are defined for positive numbers only."""
+    if power != round(power):
+        return x ** arb(power)
+    around = power > 0 and power % 2 == 0 and x.contains(ZERO)  # its products forget that they are not negative
+    found, square, left = ONE, x.abs_upper() if around else x, abs(int(power))
+    while left:
+        found, square, left = found * square if left & 1 else found, square * square, left >> 1
+    if around:
+        return ZERO.union(found)
+    return found if power >= 0 else ONE / found
 
 
 def least_above(kind: str, slope: arb, low: float, high: float, sign: int = 1) -> arb:
@@ -94,7 +117,7 @@ def least_above(kind: str, slope: arb, low: float, high: float, sign: int = 1) -
     Theorem: over a piece ``[a, b]`` with middle m the function g is at least ``g(m) + g'([a, b]) ([a, b] - m)``; where
     ``g'`` does not change its sign, the least value stands at an end; and g is in the ball that g makes of ``[a, b]``.
     """
-    function = CURVES[kind]
+    function = function_of(kind)
 
     def g(x: arb) -> arb:
         return sign * (function.value(x) - slope * x)
@@ -102,6 +125,7 @@ def least_above(kind: str, slope: arb, low: float, high: float, sign: int = 1) -
     ends = [g(arb(low)), g(arb(high))]
     known = ends[0].min(ends[1])  # the least value is not above this
     found, pieces, count = known, [(low, high)], 0
+    size = abs(ends[0]) + abs(ends[1])  # a least value of 0 has no share of its own
     while pieces:
         a, b = pieces.pop()
         count += 1
@@ -117,7 +141,7 @@ def least_above(kind: str, slope: arb, low: float, high: float, sign: int = 1) -
         bound = _larger(lowest.lower(), plain.lower())
         if at < known:
             known = at
-        enough = bound >= known - arb(CLOSE) * (abs(known) + abs(at))
+        enough = bound >= known - arb(CLOSE) * (abs(known) + abs(at) + size)
         if enough or count >= MOST_PIECES or not a < middle < b:
             found = found.min(bound)
         else:

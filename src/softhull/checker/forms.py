@@ -19,7 +19,7 @@ from flint import arb, arb_mat
 
 from .balls import ONE, Balls, exact, is_zero, matrix, times, zeros
 from .certificate import Refused
-from .curves import CURVES
+from .curves import function_of
 from .network import Curve, Input, Kink, Linear, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import Noise, ProductRanges, padded
@@ -114,7 +114,7 @@ class Forms:
     def _curve(self, node: Curve) -> Form:
         """Theorem: ``f(x) - s x`` lies between its least and its largest value, for any slope s; here a chord's."""
         x = self.rows(node.x)
-        value = CURVES[node.kind].value
+        value = function_of(node.kind).value
         ends = zip(*(end.tolist() for end in self.known.box(node.x)))
         rise = [float((value(arb(b)) - value(arb(a))) / (arb(b) - arb(a))) if a < b else 0.0 for a, b in ends]
         slopes = np.array([rate if np.isfinite(rate) else 0.0 for rate in rise])

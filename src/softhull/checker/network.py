@@ -41,10 +41,12 @@ class View:
 
     @property
     def size(self) -> int:
+        """How many entries the view has."""
         return self.index.size
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape the entries are seen in."""
         return self.index.shape
 
     def moved(self, move: Callable[[Indices], Indices]) -> View:
@@ -52,6 +54,7 @@ class View:
         return View(self.node, Entries(move(self.index.at), self.index.among))
 
     def flat(self) -> View:
+        """The same entries in one row."""
         return self.moved(np.ravel)
 
     def at(self, places: Places) -> View:
@@ -59,6 +62,7 @@ class View:
         return self.moved(lambda index: places.of(index.ravel()))
 
     def places(self) -> Places:
+        """All its entries as places."""
         return Places(np.arange(self.size), self.size)
 
 
@@ -134,7 +138,7 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Curve:
-    """A function of one number (``curves.CURVES``) of every entry; entry e from place e."""
+    """A function of one number (``curves.function_of``) of every entry; entry e from place e."""
 
     size: int
     x: View
@@ -178,6 +182,7 @@ class Networks:
 
     @property
     def input_size(self) -> int:
+        """The number of entries of the shared input."""
         return self.nodes[0].size
 
     def whole(self, index: int) -> View:
@@ -247,6 +252,7 @@ class Networks:
             self._masked[index] = found
 
     def add(self, node: Node, shape: Sequence[int]) -> View:
+        """Adds a node and returns the view of its output; refused where the network gets too large."""
         self._follow_masks(len(self.nodes), node)
         self.spend(node.weights.size if isinstance(node, Linear) else node.size)
         self.spend(node.out.size if isinstance(node, Product) else 0)
@@ -254,6 +260,7 @@ class Networks:
         return self.whole(len(self.nodes) - 1).moved(lambda index: index.reshape(shape))
 
     def spend(self, numbers: int) -> None:
+        """Counts numbers against the limit for a whole network."""
         self._numbers += numbers
         if self._numbers > LARGEST_NETWORK:
             raise ModelError(f"more than {LARGEST_NETWORK} numbers in all")
@@ -281,6 +288,8 @@ OPERATORS: dict[str, list[Operator]] = {}
 def operator(
     name: str, *, since: int, until: int = LATEST, operands: tuple[int, int] = (1, 1), **attributes: int
 ) -> Callable[[AnyRule], AnyRule]:
+    """Declares a rule for an operator: its operator sets, numbers of operands and allowed attributes."""
+
     def declare(rule: AnyRule) -> AnyRule:
         OPERATORS.setdefault(name, []).append(Operator(rule, since, until, operands, attributes))
         return rule
@@ -299,6 +308,7 @@ class _Reader:
         self.real: np.dtype[Any] = np.dtype(np.float32)  # the one type of real numbers in the file
 
     def read(self) -> View:
+        """Reads the graph node by node, every one by the rule of its operator set; returns the output."""
         graph = self._graph()
         constants = {tensor.name for tensor in graph.initializer}
         inputs = [i for i in graph.input if i.name not in constants]  # a constant may be listed as an input, too
@@ -367,6 +377,7 @@ class _Reader:
         return found.rule(self, [self.values[name] if name else None for name in names], attributes)
 
     def _graph(self) -> onnx.GraphProto:
+        """The graph of the file, with constants from files beside it; refused where two readers could differ."""
         try:
             if Path(self.path).stat().st_size > LARGEST_FILE:
                 raise self._bad(f"larger than {LARGEST_FILE} bytes")
@@ -395,6 +406,7 @@ class _Reader:
         return model.graph
 
     def _array(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        """A constant of the file as an exact array; refused where its contents are not plainly there once."""
         name = f"tensor {quoted(tensor.name)}"
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             raise self._bad(f"{name} lies in a file that was not read")
@@ -410,12 +422,13 @@ class _Reader:
             found = found.astype(np.float64)  # exact
             if not (found < np.inf).all():  # -inf is a mask, which a softmax may meet and nothing else
                 raise self._bad(f"{name} holds an infinity or a NaN")
-        elif found.dtype not in (np.int64, np.int32, np.bool_):
+        elif found.dtype not in (np.int64, np.int32, np.int8, np.uint8, np.bool_):
             kind = quoted(found.dtype)[1:-1]
             raise self._bad(f"{name} holds {kind}, neither whole numbers nor {self.real}, the type of the input")
         return found
 
     def _input(self, declared: onnx.ValueInfoProto) -> View:
+        """The input of the network, one instance of it; the first network decides its size."""
         name, kind = f"input {quoted(declared.name)}", declared.type.tensor_type
         if kind.elem_type not in _REALS:
             raise self._bad(f"{name} holds neither float nor double")
@@ -634,7 +647,7 @@ def _constant(reader: _Reader, operands: Any, attributes: Any) -> Value:
 def _gather(reader: _Reader, operands: Any, attributes: Any) -> Value:
     x, chosen = operands
     rank, axis = len(_shape(x)), attributes.get("axis", 0)
-    if isinstance(chosen, View) or chosen.dtype.kind != "i" or not -rank <= axis < rank:
+    if isinstance(chosen, View) or chosen.dtype not in (np.int64, np.int32) or not -rank <= axis < rank:
         raise ModelError("indices that are not constant whole numbers, or an axis out of range")
     if reader.opset < 11 and chosen.min(initial=0) < 0:
         raise ModelError(f"negative indices in operator set {reader.opset}")
@@ -684,18 +697,12 @@ def _joined(reader: _Reader, operands: Any, axis: int) -> View:
     return reader.networks.add(found, shape)
 
 
-@operator("ReduceProd", since=1, until=17, axes=AttributeProto.INTS, keepdims=AttributeProto.INT)
-def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    (x,) = operands
-    axes = _axes(reader, attributes["axes"], _whole(x).ndim) if "axes" in attributes else None
-    return np.asarray(np.prod(_whole(x), axis=axes, keepdims=bool(attributes.get("keepdims", 1))))
-
-
 # Affine operators and products
 
 
 @operator("MatMul", since=1, operands=(2, 2))
 def _matmul(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """A matrix product with broadcast leading dimensions."""
     x, y = operands
     rank = max(len(_shape(x)), len(_shape(y)))
     if min(len(_shape(x)), len(_shape(y))) < 2:
@@ -757,6 +764,7 @@ def _subtract(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 
 def _multiply(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """An entrywise product: a ``Product`` of two variable tensors, affine where one is constant."""
     x, y = operands
     shape = np.broadcast_shapes(_shape(x), _shape(y))
     size = math.prod(shape)
@@ -793,16 +801,6 @@ def _relu(reader: _Reader, operands: Any, attributes: Any) -> View:
 @operator("LeakyRelu", since=6, alpha=AttributeProto.FLOAT)
 def _leaky_relu(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _kink(reader, operands[0], attributes.get("alpha", float(np.float32(0.01))))
-
-
-@operator("Clip", since=11, operands=(2, 3))
-def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A limit that is left out is the largest number of the dtype."""
-    x, least, *given = operands
-    most = given[0] if given else np.array(float(np.finfo(reader.real).max))
-    if _real(least).shape != () or least != 0 or _real(most).shape != () or not most > 0:
-        raise ModelError("limits other than 0 below and a positive number above")
-    return _kink(reader, x, 0.0, float(most))
 
 
 @operator("Softmax", since=1, until=12, axis=AttributeProto.INT)

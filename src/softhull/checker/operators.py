@@ -7,6 +7,8 @@ scales of a sum, which are balls.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from .network import (
     _axes,
     _axis,
     _divide,
+    _kink,
     _limit,
     _list,
     _moved,
@@ -42,6 +45,9 @@ from .network import (
 from .positions import Entries, Places
 
 MOST_SUMMANDS = 1 << 10
+LARGEST_POWER = 64
+LARGEST_LIMIT = 1 << 53
+UNSURE = Fraction(1, 1000)  # how far the coordinates of a runtime may be from the true ones
 INT, INTS, FLOAT, STRING = AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.STRING
 
 
@@ -76,6 +82,8 @@ for _name, _since, _kind in (
     ("Sigmoid", 6, "sigmoid"),
     ("Tanh", 6, "tanh"),
     ("Erf", 9, "erf"),
+    ("Sin", 7, "sin"),
+    ("Cos", 7, "cos"),
     ("Softplus", 1, "softplus"),
     ("Softsign", 1, "softsign"),
     ("Mish", 18, "mish"),
@@ -94,14 +102,17 @@ def _gelu(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Pow", since=7, operands=(2, 2))
 def _power(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """A power with one constant exponent, as the curve that it is."""
     x, exponent = operands
     if isinstance(exponent, View) or exponent.size != 1 or np.broadcast_shapes(_shape(x), exponent.shape) != _shape(x):
         raise ModelError("an exponent that is not one constant number")
     kinds = {2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
     power = float(exponent.reshape(()))
-    if power not in kinds:
-        raise ModelError(f"powers other than {sorted(kinds)}")
-    return _curve(reader, x, kinds[power])
+    if power == 1:
+        return _view(x)
+    if not math.isfinite(power) or power == 0 or abs(power) > LARGEST_POWER:
+        raise ModelError(f"the power {power}")
+    return _curve(reader, x, kinds.get(power, f"power {power!r}"))
 
 
 def _rectified(reader: _Reader, x: View, shift: Any = 0.0) -> View:
@@ -181,9 +192,38 @@ def _hard_swish(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _combined(reader, [(_curve(reader, c, "square"), arb(1) / 6), (c, arb(1) / 2), (beyond, arb(1))])
 
 
+@operator("Clip", since=11, operands=(2, 3))
+def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Theorem: ``min(max(x, a), b) = a + max(x - a, 0) - max(x - b, 0)`` for a < b.
+
+    A limit above that is left out is the largest number of the dtype.
+    """
+    x, least, *given = operands
+    most = given[0] if given else np.array(float(np.finfo(reader.real).max))
+    if any(_real(limit).shape != () for limit in (least, most)) or not least < most:
+        raise ModelError("limits that are no numbers, or leave nothing")
+    if least == 0:
+        return _kink(reader, x, 0.0, float(most))
+    if max(abs(least), abs(most)) > LARGEST_LIMIT:
+        raise ModelError("limits other than 0 that are left out, or too large to be subtracted")
+    low, high = float(least), float(most)
+    return _combined(
+        reader, [(_rectified(reader, _view(x), -low), arb(1)), (_rectified(reader, _view(x), -high), arb(-1))], low
+    )
+
+
 @operator("Neg", since=6)
 def _negative(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _scaled(reader, _view(operands[0]), arb(-1))
+
+
+@operator("Swish", since=24, alpha=FLOAT)
+def _swish(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Theorem: ``x sigmoid(a x) = silu(a x) / a``."""
+    alpha = _setting(attributes, "alpha", 1.0)
+    if alpha.contains(0):
+        raise ModelError("an alpha of 0")
+    return _scaled(reader, _curve(reader, _scaled(reader, _view(operands[0]), alpha), "silu"), arb(1) / alpha)
 
 
 # Sums and means
@@ -202,13 +242,70 @@ def _reduced(reader: _Reader, x: View, axes: tuple[int, ...], keep: bool, mean: 
     return _scaled(reader, found, arb(1) / count) if mean else found
 
 
-def _reduction(reader: _Reader, operands: Any, attributes: Any, mean: bool) -> View:
+def _reduction(reader: _Reader, operands: Any, attributes: Any, mean: bool, kind: str = "") -> View:
+    """The sum or the mean over axes, of a curve of the entries where a kind is given."""
     x, *given = operands
     if attributes.get("noop_with_empty_axes", 0):
         raise ModelError("no axes that mean none")
     wanted = _list(given[0]) if given else attributes.get("axes", range(len(_shape(x))))
     axes = tuple(sorted(_axes(reader, wanted, len(_shape(x)))))
-    return _reduced(reader, _view(x), axes, bool(attributes.get("keepdims", 1)), mean)
+    y = _curve(reader, x, kind) if kind else _view(x)
+    return _reduced(reader, y, axes, bool(attributes.get("keepdims", 1)), mean)
+
+
+@operator("ReduceSumSquare", since=1, until=17, axes=INTS, keepdims=INT)
+@operator("ReduceSumSquare", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
+def _reduce_sum_square(reader: _Reader, operands: Any, attributes: Any) -> View:
+    return _reduction(reader, operands, attributes, False, "square")
+
+
+@operator("ReduceL2", since=1, until=17, axes=INTS, keepdims=INT)
+@operator("ReduceL2", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
+def _reduce_l2(reader: _Reader, operands: Any, attributes: Any) -> View:
+    return _curve(reader, _reduction(reader, operands, attributes, False, "square"), "sqrt")
+
+
+@operator("ReduceLogSumExp", since=1, until=17, axes=INTS, keepdims=INT)
+@operator("ReduceLogSumExp", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
+def _reduce_log_sum_exp(reader: _Reader, operands: Any, attributes: Any) -> View:
+    return _curve(reader, _reduction(reader, operands, attributes, False, "exp"), "log")
+
+
+@operator("ReduceL1", since=1, until=17, axes=INTS, keepdims=INT)
+@operator("ReduceL1", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
+def _reduce_l1(reader: _Reader, operands: Any, attributes: Any) -> View:
+    return _reduction(reader, [_absolute(reader, operands[:1], {}), *operands[1:]], attributes, False)
+
+
+@operator("ReduceProd", since=1, until=17, axes=INTS, keepdims=INT)
+@operator("ReduceProd", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
+def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """Of whole numbers, of which shapes are made, at once; of real ones pair by pair."""
+    x, *given = operands
+    if attributes.get("noop_with_empty_axes", 0):
+        raise ModelError("no axes that mean none")
+    wanted = _list(given[0]) if given else attributes.get("axes", range(len(_shape(x))))
+    keep = bool(attributes.get("keepdims", 1))
+    if not isinstance(x, View):
+        axes = _axes(reader, wanted, _whole(x).ndim) if len(wanted) else None
+        return np.asarray(np.prod(_whole(x), axis=axes, keepdims=keep))
+    rows, shape = _rows(reader, x, wanted, keep)
+    if rows.shape[1] > MOST_SUMMANDS:
+        raise ModelError(f"a product of more than {MOST_SUMMANDS} numbers")
+    flat = x.flat()
+    factors = [flat.at(Places(column, x.size)) for column in rows.T]
+    while len(factors) > 1:
+        pairs, left = zip(factors[::2], factors[1::2]), factors[len(factors) // 2 * 2 :]
+        factors = [_multiply(reader, [a, b], {}) for a, b in pairs] + left
+    return factors[0].moved(lambda index: index.reshape(shape))
+
+
+def _rows(reader: _Reader, x: View, wanted: Any, keep: bool) -> tuple[np.ndarray, list[int]]:
+    """The places that are made one, a row for each result, and the shape of the results."""
+    axes = tuple(sorted(_axes(reader, wanted, len(x.shape))))
+    places = np.arange(x.size).reshape(x.shape)
+    rows = np.moveaxis(places, axes, range(-len(axes), 0)).reshape(-1, math.prod(x.shape[a] for a in axes))
+    return rows, [1 if a in axes else n for a, n in enumerate(x.shape) if keep or a not in axes]
 
 
 @operator("ReduceMean", since=1, until=17, axes=INTS, keepdims=INT)
@@ -420,6 +517,35 @@ def _max_pool(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _largest(reader, x, places, (*x.shape[:2], *steps))
 
 
+@operator("GlobalMaxPool", since=1)
+def _global_max(reader: _Reader, operands: Any, attributes: Any) -> View:
+    x = _view(operands[0])
+    if len(x.shape) < 3:
+        raise ModelError("a tensor without space to search")
+    rows, shape = _rows(reader, x, range(2, len(x.shape)), True)
+    return _largest(reader, x, rows, shape)
+
+
+@operator("AveragePool", since=7, operands=(1, 1), count_include_pad=INT, ceil_mode=INT, **_WINDOW)
+def _average_pool(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """The sum of every window by the number of its entries, those of the padding counted or not."""
+    x, size = _view(operands[0]), list(attributes["kernel_shape"])
+    where, steps = _windows(x, size, attributes)
+    where = where.reshape(math.prod(steps), -1)
+    inside = where >= 0
+    if max(attributes.get("dilations", [1])) > 1 or not inside.any(1).all():
+        raise ModelError("a dilated window, or one in the padding alone")
+    channels, one = x.shape[0] * x.shape[1], math.prod(x.shape[2:])
+    _limit(channels * len(where) * x.size)
+    weights = np.zeros((channels, len(where), x.size))
+    row, column = np.nonzero(inside)
+    for channel in range(channels):
+        weights[channel, row, channel * one + where[row, column]] = 1.0
+    total = _linear(reader, x, weights.reshape(-1, x.size), (*x.shape[:2], *steps))
+    count = np.full(len(where), inside.shape[1]) if attributes.get("count_include_pad", 0) else inside.sum(1)
+    return _scaled(reader, total, (arb(1) / exact(count.astype(np.float64))).reshape(steps))
+
+
 def _largest(reader: _Reader, x: View, places: np.ndarray, shape: Any) -> View:
     """The largest of every row of places. Theorem: ``max(a, b) = a + max(b - a, 0)``."""
     if places.shape[1] > MOST_SUMMANDS:
@@ -471,14 +597,11 @@ def _extreme(reader: _Reader, operands: Any, sign: int) -> View:
 @operator("ReduceMax", since=1, until=17, axes=INTS, keepdims=INT)
 @operator("ReduceMax", since=18, operands=(1, 2), keepdims=INT)
 def _reduce_max(reader: _Reader, operands: Any, attributes: Any, sign: int = 1) -> View:
+    """The largest entry along axes; with ``sign`` -1 the smallest."""
     x, *given = operands
     x = _view(x)
     wanted = _list(given[0]) if given else attributes.get("axes", range(len(x.shape)))
-    axes = tuple(sorted(_axes(reader, wanted, len(x.shape))))
-    places = np.arange(x.size).reshape(x.shape)
-    rows = np.moveaxis(places, axes, range(-len(axes), 0)).reshape(-1, math.prod(x.shape[a] for a in axes))
-    keep = bool(attributes.get("keepdims", 1))
-    shape = [1 if a in axes else n for a, n in enumerate(x.shape) if keep or a not in axes]
+    rows, shape = _rows(reader, x, wanted, bool(attributes.get("keepdims", 1)))
     turned = x if sign > 0 else _scaled(reader, x, arb(-1))
     found = _largest(reader, turned, rows, shape)
     return found if sign > 0 else _scaled(reader, found, arb(-1))
@@ -547,6 +670,7 @@ def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Slice", since=10, operands=(3, 5))
 def _slice(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """A range of entries along some axes."""
     x, starts, ends, *more = operands
     first, last = _list(starts), _list(ends)
     axes = _list(more[0]) if more and more[0] is not None else list(range(len(first)))
@@ -568,6 +692,7 @@ def _slice(reader: _Reader, operands: Any, attributes: Any) -> Value:
 @operator("Split", since=13, until=17, operands=(1, 2), axis=INT)
 @operator("Split", since=18, operands=(1, 2), axis=INT, num_outputs=INT)
 def _split(reader: _Reader, operands: Any, attributes: Any) -> list[Value]:
+    """Consecutive parts along one axis."""
     x, *given = operands
     axis = _axis(reader, attributes.get("axis", 0), len(_shape(x)))
     size, count = _shape(x)[axis], reader.outputs
@@ -598,10 +723,11 @@ def _expand(reader: _Reader, operands: Any, attributes: Any) -> Value:
 
 @operator("GatherND", since=12, operands=(2, 2), batch_dims=INT)
 def _gather_nd(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """Entries at constant index tuples."""
     x, where = operands
     if attributes.get("batch_dims", 0):
         raise ModelError("batched indices")
-    if isinstance(where, View) or where.dtype.kind != "i" or not 1 <= where.shape[-1] <= len(_shape(x)):
+    if isinstance(where, View) or where.dtype != np.int64 or not 1 <= where.shape[-1] <= len(_shape(x)):
         raise ModelError("indices that are not constant whole numbers, or of too many axes")
     sizes = np.array(_shape(x)[: where.shape[-1]])
     if ((where < -sizes) | (where >= sizes)).any():
@@ -643,12 +769,215 @@ def _depth_to_space(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return _moved(lambda t: t.reshape(inner).transpose(0, 1, 4, 2, 5, 3).reshape(outer), operands[0])
 
 
+@operator("SpaceToDepth", since=1, blocksize=INT)
+def _space_to_depth(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    n, c, h, w = _view(operands[0]).shape
+    size = attributes["blocksize"]
+    inner, outer = (n, c, h // size, size, w // size, size), (n, c * size**2, h // size, w // size)
+    return _moved(lambda t: t.reshape(inner).transpose(0, 3, 5, 1, 2, 4).reshape(outer), operands[0])
+
+
+@operator("Size", since=1)
+def _size(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    return np.array(math.prod(_shape(operands[0])), dtype=np.int64)
+
+
+@operator("Pad", since=11, operands=(2, 4), mode=STRING)
+def _pad(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Entries repeated, or a constant where the padding is: a sum in which they have no part."""
+    x, sizes, *more = operands
+    x, sizes = _view(x), _list(sizes)
+    fill = 0.0 if not more or more[0] is None else float(_real(more[0]).reshape(()))
+    rank = len(x.shape)
+    axes = list(range(rank)) if len(more) < 2 else list(_axes(reader, _list(more[1]), rank))
+    if len(sizes) != 2 * len(axes) or min(sizes, default=0) < 0:
+        raise ModelError("pads that do not fit the operand, or negative ones")
+    widths = [(0, 0)] * rank
+    for i, axis in enumerate(axes):
+        widths[axis] = sizes[i], sizes[len(axes) + i]
+    _limit(math.prod(n + before + behind for n, (before, behind) in zip(x.shape, widths)))
+    mode = attributes.get("mode", b"constant")
+    if mode == b"edge":
+        return x.moved(lambda index: np.pad(index, widths, mode="edge"))
+    if mode == b"reflect" and all(max(pair) < n for pair, n in zip(widths, x.shape)):
+        return x.moved(lambda index: np.pad(index, widths, mode="reflect"))
+    if mode != b"constant":
+        raise ModelError("padding by another mode, or of more than is reflected")
+    inside = np.pad(np.ones(x.shape), widths)
+    spread = x.moved(lambda index: np.pad(index, widths, mode="edge"))
+    return reader.sum([spread], [exact(inside)], np.where(inside, 0.0, fill), inside.shape)
+
+
+_RESIZED = {"mode": STRING, "coordinate_transformation_mode": STRING, "nearest_mode": STRING, "cubic_coeff_a": FLOAT}
+
+
+@operator("Resize", since=11, operands=(1, 4), **_RESIZED)
+def _resize(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Axis by axis the nearest entry, or a mean of two neighbours with weights that are balls."""
+    x, _, scales, sizes = (*operands, None, None, None)[:4]
+    x = _view(x)
+    given = scales is not None and scales.size > 0
+    if given == (sizes is not None and sizes.size > 0):
+        raise ModelError("neither scales nor sizes, or both")
+    wanted = [] if given else _list(sizes)
+    rates = [Fraction(float(r)) for r in _real(scales)] if given else [Fraction(*pair) for pair in zip(wanted, x.shape)]
+    if len(rates) != len(x.shape) or min(rates) <= 0 or (wanted and len(wanted) != len(x.shape)):
+        raise ModelError("scales that do not fit the operand")
+    targets = wanted or [math.floor(n * rate) for n, rate in zip(x.shape, rates)]
+    for axis, (target, rate) in enumerate(zip(targets, rates)):
+        if target < 1:
+            raise ModelError("a size of 0")
+        if rate != 1:
+            _limit(x.size // x.shape[axis] * target)
+            x = _resized(
+                reader,
+                x,
+                axis,
+                [_coordinate(t, x.shape[axis], target, rate, attributes) for t in range(target)],
+                attributes,
+            )
+    return x
+
+
+def _coordinate(at: int, size: int, target: int, rate: Fraction, attributes: Any) -> Fraction:
+    """Where an entry of the result stands in the operand."""
+    how = attributes.get("coordinate_transformation_mode", b"half_pixel")
+    half = Fraction(1, 2)
+    if how == b"half_pixel" or (how == b"pytorch_half_pixel" and target > 1):
+        return (at + half) / rate - half
+    if how == b"align_corners" and target > 1:
+        return Fraction(at * (size - 1), target - 1)
+    if how == b"asymmetric":
+        return at / rate
+    if how in (b"align_corners", b"pytorch_half_pixel"):
+        return Fraction(0)
+    raise ModelError("coordinates of another kind")
+
+
+_NEAREST: dict[bytes, Callable[[Fraction], int]] = {
+    b"round_prefer_floor": lambda at: math.ceil(at - Fraction(1, 2)),
+    b"round_prefer_ceil": lambda at: math.floor(at + Fraction(1, 2)),
+    b"floor": math.floor,
+    b"ceil": math.ceil,
+}
+
+
+def _resized(reader: _Reader, x: View, axis: int, at: list[Fraction], attributes: Any) -> View:
+    """A tensor resampled along one axis at exact positions, which the runtime may compute in floating point."""
+
+    def taken(entries: list[int]) -> View:
+        chosen = np.clip(entries, 0, x.shape[axis] - 1)
+        return x.moved(lambda index: np.take(index, chosen, axis))
+
+    mode = attributes.get("mode", b"nearest")
+    if mode == b"nearest":
+        nearest = _NEAREST[attributes.get("nearest_mode", b"round_prefer_floor")]
+        if any(nearest(a - UNSURE) != nearest(a + UNSURE) and Fraction(float(np.float32(a))) != a for a in at):
+            raise ModelError("two entries that are equally near up to rounding")
+        return taken([nearest(a) for a in at])
+    if mode != b"linear":
+        raise ModelError("interpolation of another kind")
+    low = [math.floor(a) for a in at]
+    wide = (-1, *(1 for _ in x.shape[axis + 1 :]))
+    part = np.array([arb(a.numerator) / a.denominator - n for a, n in zip(at, low)], dtype=object).reshape(wide)
+    return _combined(reader, [(taken(low), arb(1) - part), (taken([n + 1 for n in low]), part)])
+
+
+@operator("DequantizeLinear", since=10, until=12, operands=(2, 3))
+@operator("DequantizeLinear", since=13, operands=(2, 3), axis=INT)
+def _dequantize(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """Weights of 8 bits, ``(x - zero) scale``: one product of floats of the type of the file, as in runtimes."""
+    x, scale, *zero = operands
+    if isinstance(x, View) or x.dtype not in (np.int8, np.uint8) or (zero and zero[0].dtype != x.dtype):
+        raise ModelError("anything but constants of 8 bits")
+    scale = _real(scale)
+    base = zero[0].astype(np.int64) if zero else np.zeros(scale.shape, dtype=np.int64)
+    if scale.ndim > (reader.opset >= 13) or base.shape != scale.shape:
+        raise ModelError("scales in blocks, or of another shape than the zero points")
+    if scale.ndim == 1:
+        axis = _axis(reader, attributes.get("axis", 1), x.ndim)
+        wide = (-1, *(1 for _ in x.shape[axis + 1 :]))
+        if len(scale) != x.shape[axis]:
+            raise ModelError("scales that do not fit the axis")
+        scale, base = scale.reshape(wide), base.reshape(wide)
+    found = (x.astype(np.int64) - base).astype(reader.real) * scale.astype(reader.real)
+    if not np.isfinite(found).all():
+        raise ModelError("a weight that is not finite")
+    return found.astype(np.float64)
+
+
+@operator("RotaryEmbedding", since=23, operands=(3, 4), interleaved=INT, num_heads=INT, rotary_embedding_dim=INT)
+def _rotary_embedding(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Pairs of entries turned by constant angles: ``(c a - s b, c b + s a)``; entries behind them stay as they are."""
+    x, cosines, sines, *tokens = operands
+    flat = len(x.shape) == 3
+    y = _heads(_view(x), attributes.get("num_heads", 0)) if flat else _view(x)
+    batch, _, count, width = y.shape
+    turning = attributes.get("rotary_embedding_dim", 0) or width
+    if turning % 2 or not 0 < turning <= width:
+        raise ModelError("a rotation of more entries than there are, or of an odd number")
+    first = np.arange(0, turning, 2) if attributes.get("interleaved", 0) else np.arange(turning // 2)
+    second = first + 1 if attributes.get("interleaved", 0) else first + turning // 2
+    partner = np.arange(width)
+    partner[first], partner[second] = second, first
+    own = np.ones((batch, 1, count, width))
+    other = np.zeros_like(own)
+    for table, full, sign in ((_real(cosines), own, 1.0), (_real(sines), other, -1.0)):
+        if tokens:
+            if _whole(tokens[0]).min(initial=0) < 0:
+                raise ModelError("a token before the first")
+            table = table[tokens[0]]
+        if table.shape != (batch, count, turning // 2):
+            raise ModelError("angles that do not fit the tokens")
+        full[..., first], full[..., second] = sign * table[:, None], table[:, None]
+    turned = y.moved(lambda index: index[..., partner])
+    y = reader.sum([y, turned], [exact(own), exact(other)], 0.0, y.shape)
+    return y.moved(lambda index: index.transpose(0, 2, 1, 3).reshape(x.shape)) if flat else y
+
+
+def _heads(x: View, heads: int) -> View:
+    batch, tokens, width = x.shape
+    if heads < 1 or width % heads:
+        raise ModelError("heads that do not fit the width")
+    return x.moved(lambda index: index.reshape(batch, tokens, heads, width // heads).transpose(0, 2, 1, 3))
+
+
+_ATTENTION = {"is_causal": INT, "q_num_heads": INT, "kv_num_heads": INT, "scale": FLOAT}
+
+
+@operator("Attention", since=23, operands=(3, 4), **_ATTENTION)
+def _attention(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """``softmax(scale q k' + mask) v`` by heads; fewer heads of keys are shared by neighbouring queries."""
+    flat = len(operands[0].shape) == 3
+    names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
+    q, k, v = (_heads(_view(x), attributes.get(name, 0)) if flat else _view(x) for x, name in zip(operands, names))
+    (batch, heads, tokens, width), (_, shared, keys, _) = q.shape, k.shape
+    if heads % shared or v.shape[:3] != k.shape[:3]:
+        raise ModelError("heads of queries, keys and values that do not fit each other")
+    each = np.arange(heads) // (heads // shared)
+    k, v = (t.moved(lambda index: index[:, each]) for t in (k, v))
+    scale = _setting(attributes, "scale", 0.0) if "scale" in attributes else arb(1) / arb(width).sqrt()
+    mask = np.zeros((tokens, keys))
+    if len(operands) > 3:
+        mask = operands[3]
+        mask = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else _real(mask, masks=True)
+        if mask.shape[-1:] != (keys,):
+            raise ModelError("a mask of another length than the keys")
+    if attributes.get("is_causal", 0):
+        mask = mask + np.where(np.arange(keys) > np.arange(tokens)[:, None], -np.inf, 0.0)
+    logits = reader.einsum(q, k, [0, 1, 2, 4], [0, 1, 3, 4], [0, 1, 2, 3])
+    hidden = reader.sum([logits], [np.array(scale, dtype=object)], mask, logits.shape)
+    p = _rows_softmax(reader, hidden, lambda places: places.reshape(-1, keys))
+    y = reader.einsum(p, v, [0, 1, 2, 3], [0, 1, 3, 4], [0, 1, 2, 4])
+    return y.moved(lambda index: index.transpose(0, 2, 1, 3).reshape(batch, tokens, -1)) if flat else y
+
+
 # Masks
 
 
 @operator("Where", since=9, operands=(3, 3))
 def _where(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A constant choice between a variable and a constant; or a guard behind a softmax, which has nothing to do.
+    """A constant choice between variables and constants; or a guard behind a softmax, which has nothing to do.
 
     Theorem: probabilities are numbers where a row has a visible logit, and other rows are refused.
     """
@@ -659,9 +988,11 @@ def _where(reader: _Reader, operands: Any, attributes: Any) -> View:
         if np.broadcast_shapes(_shape(a), b.shape) != b.shape:
             raise ModelError("a constant of a larger shape")
         return b
-    if isinstance(condition, View) or condition.dtype != np.bool_ or isinstance(a, View) == isinstance(b, View):
-        raise ModelError("anything but a constant choice between a variable and a constant")
+    if isinstance(condition, View) or condition.dtype != np.bool_ or not (isinstance(a, View) or isinstance(b, View)):
+        raise ModelError("anything but a constant choice")
     shape = np.broadcast_shapes(condition.shape, _shape(a), _shape(b))
+    if isinstance(a, View) and isinstance(b, View):
+        return reader.sum([a, b], [exact(c.astype(np.float64)) for c in (condition, ~condition)], 0.0, shape)
     chosen = np.broadcast_to(condition if isinstance(a, View) else ~condition, shape)
     x, constant = (a, b) if isinstance(a, View) else (b, a)
     bias = np.where(chosen, 0.0, np.broadcast_to(_real(constant, masks=True), shape))

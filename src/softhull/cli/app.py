@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -108,6 +109,10 @@ def _show(usual: Callable[..., None]) -> Callable[..., None]:
 def _explain(problem: click.ClickException) -> str:
     context = getattr(problem, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context is not None else ""
+    if isinstance(problem, click.NoSuchOption) and context is not None:
+        known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
+        near = get_close_matches(problem.option_name, known, 1)
+        return f"unknown option {problem.option_name}" + (f"; did you mean {near[0]}?" if near else "") + hint
     return problem.format_message() + hint
 
 

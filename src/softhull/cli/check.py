@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import MissingExtra
+from ..errors import MissingExtra, ModelError
 from .options import Name, is_stdout, json_option, parse_indices, write_json
 
 if TYPE_CHECKING:
     from ..certificates.write import Folder
+    from ..formats.network import Network
 
 REJECTED = 1
 
@@ -24,6 +25,20 @@ def certificate_folder(path: Path) -> Folder:
     with checker_extra():
         from ..certificates.write import Folder
     return Folder(path)
+
+
+def certified_files(folder: Folder, networks: Sequence[Network], models: Sequence[str]) -> list[str]:
+    """The files that certificates will be about; says at once whether the checker reads them."""
+    from ..checker.network import Networks
+
+    files = [folder.model(network, model) for network, model in zip(networks, models)]
+    try:
+        Networks(files)
+    except ModelError as problem:
+        click.echo(f"no certificates will be written, the checker does not read the model: {problem}", err=True)
+    else:
+        click.echo(f"the checker reads the model; certificates go to {folder.path}", err=True)
+    return files
 
 
 @contextmanager

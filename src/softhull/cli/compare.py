@@ -31,7 +31,9 @@ def command(store: str, by: str, where: tuple[str, ...], json_out: Path | None) 
     from ..runs.where import parse_where
 
     with Store.read(store) as opened:
-        found = compare(opened.rows(parse_where(where)), by)
+        chosen = parse_where(where)
+        opened.check_words(chosen)
+        found = compare(opened.rows(chosen), by)
     if not found:
         raise InvalidInput(f"{store}: no answers to compare; see softhull results {store}")
     write_json(json_out, [comparison.to_dict() for comparison in found])

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..verify.methods import SCORES
-from .check import certificate_folder
+from .check import certificate_folder, certified_files
 from .options import (
     SCORE,
     OutFolder,
@@ -85,6 +85,7 @@ def command(
     perturbation = subject.perturbation(*subject.radii)
     folder = None if certificates is None else certificate_folder(certificates)
     networks = subject.networks()
+    files = [] if folder is None else certified_files(folder, networks, subject.models)
     dataset = subject.dataset(networks)
     wanted = subject.wanted(dataset)
     limits: dict[str, Any] = {"timeout": timeout, "budget": budget, "device": device}
@@ -128,7 +129,6 @@ def command(
     from ..certificates.write import score_certificate
     from ..formats.inputs import fit_inputs
 
-    files = [folder.model(network, model) for network, model in zip(networks, subject.models)]
     for i, record in with_progress(list(zip(wanted, found.records)), len(wanted), "certificates"):
         x = fit_inputs(networks[0], dataset.take([i]))[0].numpy()
         given = files, networks, x, int(dataset.y[i]), perturbation, score, i, record

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..verify.methods import CLASSES
-from .check import certificate_folder
+from .check import certificate_folder, certified_files
 from .options import (
     BOUND,
     Name,
@@ -141,6 +141,7 @@ def command(
 
     perturbation = subject.perturbation(*subject.radii)
     network = subject.networks()[0]
+    files = [] if folder is None else certified_files(folder, [network], [network.path])
     dataset = subject.dataset([network])
     wanted = subject.wanted(dataset)
     limits: dict[str, Any] = {"timeout": timeout, "budget": budget, "device": device}
@@ -175,6 +176,7 @@ def command(
             say_differences(answers.differences, len(wanted))
     else:
         own = {"method": chosen, "attack": attack, "seed": seed, "workers": workers or "auto"}
+        own["proofs"] = certificates is not None
         with counting("instances") as progress:
             result = verify_robustness(network, x, y, perturbation, progress=progress, **own, **asked, **limits)
         result = result.renumbered(wanted)
@@ -189,7 +191,7 @@ def command(
     if result.interrupted:
         raise KeyboardInterrupt
     if folder is not None:
-        _certify(folder, network, dataset, result, perturbation, prop, targets)
+        _certify(folder, files[0], network, dataset, result, perturbation, prop, targets)
         write_json(json_out, folder.described(answer))
         if aloud:
             click.echo(str(folder))
@@ -208,6 +210,7 @@ def _show_radii(about: dict[str, Any], rows: list[dict[str, Any]], json_out: Pat
 
 def _certify(
     folder: Folder,
+    file: str,
     network: Network,
     dataset: Dataset,
     result: Result,
@@ -220,13 +223,12 @@ def _certify(
     from ..formats.inputs import fit_inputs
     from ..verify.result import Verdict
 
-    file = folder.model(network, network.path)
     certified = [record for record in result.records if record.verdict is Verdict.CERTIFIED]
     for record in with_progress(certified, len(certified), "certificates"):
         x = fit_inputs(network, dataset.take([record.index])).numpy()
         rivals = list(targets) if prop == "targets" else _runner_up(network, x) if prop == "runner-up" else None
-        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index
-        folder.keep(record.index, partial(class_certificate, *given, proved_by=record.proved_by, cuts=record.cuts))
+        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index, record, network
+        folder.keep(record.index, partial(class_certificate, *given))
 
 
 def _runner_up(network: Network, x: Any) -> list[int]:

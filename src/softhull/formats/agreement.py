@@ -23,6 +23,7 @@ from ..graph.ops.elu import Elu
 from ..graph.ops.erf import Erf
 from ..graph.ops.matmul import MatMul
 from ..graph.ops.sigmoid import Sigmoid
+from ..graph.ops.sine import Sine
 from ..graph.ops.softmax import Softmax
 from ..graph.ops.softplus import Softplus
 from ..graph.ops.tanh import Tanh
@@ -73,20 +74,22 @@ def disagreements(network: Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _compared(network: Network, x: np.ndarray, limits: torch.finfo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By input, how far the graph is from onnxruntime, what rounding explains of it, and whether either overflows."""
     theirs = network.replay(x).astype(np.float64)
     ours, too_large = _plain(network.graph, torch.from_numpy(x).double(), limits.max)
     if ours.shape != theirs.shape:
         raise ValueError(f"the output has the shape {ours.shape[1:]} here, {theirs.shape[1:]} in onnxruntime")
     theirs, plain = theirs.reshape(len(x), -1), ours.numpy().reshape(len(x), -1)
     overflow = too_large.numpy() | ~np.isfinite(theirs).all(1)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         apart = np.where(theirs == plain, 0.0, np.abs(theirs - plain)).max(1, initial=0.0)
     apart = np.where(np.isnan(apart), np.inf, apart)
     sizes = np.where(np.isfinite(theirs), np.abs(theirs), 0.0).max(1, initial=0.0)
     explained = UNITS * (limits.eps * sizes + limits.tiny)
     doubtful = np.flatnonzero(~(apart <= explained))
     if len(doubtful):
-        explained[doubtful] += GRANTED * _rounding(network.graph, torch.from_numpy(x[doubtful]).double(), limits)
+        with np.errstate(over="ignore"):
+            explained[doubtful] += GRANTED * _rounding(network.graph, torch.from_numpy(x[doubtful]).double(), limits)
     # No rounding of the runtime explains that the graph itself has no value where the runtime has one.
     explained[np.isnan(plain).any(1) & ~np.isnan(theirs).any(1)] = 0.0
     return apart, explained, overflow
@@ -125,7 +128,7 @@ def _rounding(graph: Graph, x: Tensor, limits: torch.finfo) -> np.ndarray:
 
 
 # Runtimes approximate these to a few units of 1, not of the result.
-_BOUNDED = (Sigmoid, Tanh, Erf, Elu, Softplus, Softmax)
+_BOUNDED = (Sigmoid, Sine, Tanh, Erf, Elu, Softplus, Softmax)
 
 
 def _local(operator: Operator, terms: int, inputs: list[Tensor], y: Tensor) -> Tensor:

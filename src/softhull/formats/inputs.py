@@ -105,7 +105,9 @@ def _advice(given: Shape, shape: Shape, wanted: str) -> str:
         return f": its axes are in another order; give {moved} (torch: x.permute)"
     if math.prod(given) == 0:
         return ": it holds no input"
-    return f": give [instances, {wanted.replace('x', ', ')}]"
+    numbers, taken = math.prod(rest), math.prod(shape)
+    sizes = f": every input has {numbers} numbers, the network takes {taken}; " if len(given) > 1 else ": "
+    return f"{sizes if numbers != taken else ': '}give [instances, {wanted.replace('x', ', ')}]"
 
 
 def refuse_fixed_batch(network: Network | Graph) -> None:

@@ -81,27 +81,48 @@ def largest(g: GraphBuilder, x: int, count: int) -> int:
     return g.reshape(x, g.shape(x)[1:])
 
 
-def _extreme(context: Context, x: Value, axes: Value, sign: float) -> Value:
+def multiplied(g: GraphBuilder, x: int, count: int) -> int:
+    """The product of the first axis, which has ``count`` entries and is dropped: rounds of pairs."""
+    if count > MOST_RIVALS:
+        raise ModelError(f"a product of {count} entries; at most {MOST_RIVALS} are supported")
+    while count > 1:
+        half = count // 2
+        first, second = (g.add(Gather(0, torch.arange(start, start + half)), x) for start in (0, half))
+        y = g.product(first, second)
+        if count % 2:
+            y = g.add(Concat(0, (None, None)), y, g.add(Gather(0, torch.tensor([count - 1])), x))
+        x, count = y, half + count % 2
+    return g.reshape(x, g.shape(x)[1:])
+
+
+def _reduced(context: Context, x: Value, axes: Value, reduce: Callable[[GraphBuilder, int, int], int]) -> int:
+    """The entries of some axes brought to the front and made one."""
     g, chosen = context.graph, reduced_axes(context, variable(x), axes)
     shape = g.shape(variable(x))
     if not chosen:
         return variable(x)
     rest = tuple(axis for axis in range(len(shape)) if axis not in chosen)
     count = math.prod(shape[axis] for axis in chosen)
-    y = g.transpose(g.scale(variable(x), sign), (*chosen, *rest))
-    y = largest(g, g.reshape(y, (count, *(shape[axis] for axis in rest))), count)
+    y = g.transpose(variable(x), (*chosen, *rest))
+    y = reduce(g, g.reshape(y, (count, *(shape[axis] for axis in rest))), count)
     kept = tuple(1 if axis in chosen else size for axis, size in enumerate(shape))
-    return g.scale(g.reshape(y, kept if context.attributes["keepdims"] else tuple(shape[a] for a in rest)), sign)
+    return g.reshape(y, kept if context.attributes["keepdims"] else tuple(shape[a] for a in rest))
 
 
 @rule("ReduceMax", versions=(1, 11, 12, 13, 18, 20), inputs=(1, 2), attributes=REDUCTION)
 def _reduce_max(context: Context, x: Value, axes: Value = None) -> Value:
-    return _extreme(context, x, axes, 1.0)
+    return _reduced(context, x, axes, largest)
 
 
 @rule("ReduceMin", versions=(1, 11, 12, 13, 18, 20), inputs=(1, 2), attributes=REDUCTION)
 def _reduce_min(context: Context, x: Value, axes: Value = None) -> Value:
-    return _extreme(context, x, axes, -1.0)
+    g = context.graph
+    return g.scale(_reduced(context, g.scale(variable(x), -1.0), axes, largest), -1.0)
+
+
+@rule("ReduceProd", versions=(1, 11, 13, 18), inputs=(1, 2), attributes=REDUCTION)
+def _reduce_product(context: Context, x: Value, axes: Value = None) -> Value:
+    return _reduced(context, x, axes, multiplied)
 
 
 def _pairwise(context: Context, operands: tuple[Value, ...], sign: float) -> Value:
@@ -216,6 +237,7 @@ _PADDING: dict[bytes, dict[str, Any]] = {
     attributes={"mode": STRING, "pads": INTS, "value": FLOAT},
 )
 def _pad(context: Context, x: Value, pads: Value = None, fill: Value = None, axes: Value = None) -> Value:
+    """A padded tensor: entries are picked, or added as constants."""
     g, rank = context.graph, len(context.shape(variable(x)))
     sizes = [int(v) for v in context.attributes["pads"]] if pads is None else integers(pads)
     chosen = list(range(rank)) if axes is None else [axis_of(a, rank) for a in integers(axes)]
@@ -246,6 +268,7 @@ def _tile(context: Context, x: Value, repeats: Value) -> Value:
 
 @rule("GatherND", versions=(11, 12, 13), inputs=2, attributes={"batch_dims": INT})
 def _gather_nd(context: Context, x: Value, indices: Value) -> Value:
+    """Entries at constant index tuples."""
     where = positions(indices)
     shape = context.shape(variable(x))
     if context.attributes.get("batch_dims", 0) or not 1 <= where.shape[-1] <= len(shape):
@@ -260,6 +283,7 @@ def _gather_nd(context: Context, x: Value, indices: Value) -> Value:
 
 @rule("DepthToSpace", versions=(1, 11, 13), attributes={"blocksize": INT, "mode": STRING})
 def _depth_to_space(context: Context, x: Value) -> Value:
+    """Blocks of channels laid out in space, in either order of the standard."""
     n, c, h, w = _image(context, x)
     size = int(context.attributes["blocksize"])
     if size < 1 or c % (size * size):
@@ -420,6 +444,7 @@ def _abs(context: Context, x: Value) -> Value:
 
 
 def absolute(g: GraphBuilder, x: int) -> int:
+    """Adds ``|x| = 2 relu(x) - x``; returns its index."""
     return g.difference(g.scale(g.elementwise(Relu(), x), 2.0), x)
 
 
@@ -606,9 +631,11 @@ def _grouped(context: Context, x: int, groups: int, scale: Value, bias: Value) -
 
 @rule(
     "Attention",
-    versions=(23, 24),
+    versions=(23, 24, 25),
     inputs=(3, 4),
     attributes={
+        "left_window_size": INT,
+        "right_window_size": INT,
         "is_causal": INT,
         "q_num_heads": INT,
         "kv_num_heads": INT,
@@ -623,6 +650,8 @@ def _attention(context: Context, query: Value, key: Value, value: Value, mask: V
     g, attributes = context.graph, context.attributes
     if attributes.get("softcap"):
         raise ModelError("capped attention logits are not supported")
+    if any(int(attributes.get(f"{side}_window_size", -1)) >= 0 for side in ("left", "right")):
+        raise ModelError("a window, which onnxruntime does not compute yet; write it as a mask")
     flat = len(shape_of(g, query)) == 3
     q, k, v = (
         _heads(g, variable(t), int(attributes.get(name, 0))) if flat else variable(t)
@@ -639,6 +668,8 @@ def _attention(context: Context, query: Value, key: Value, value: Value, mask: V
     if mask is not None:
         given = np.asarray(mask)
         added = np.where(given, 0.0, -np.inf) if given.dtype == np.bool_ else given
+        if added.shape[-1:] != (keys,):  # a shorter one is filled up with -inf by some versions
+            raise ModelError(f"a mask of shape {added.shape} for {keys} keys")
         logits = g.scale(logits, 1.0, real(added, masks=True))
     if attributes.get("is_causal"):
         later = np.arange(keys)[None, :] > np.arange(tokens)[:, None]
@@ -660,31 +691,34 @@ def _heads(g: GraphBuilder, x: int, heads: int) -> int:
 @rule(
     "RotaryEmbedding",
     versions=(23,),
-    inputs=3,
+    inputs=(3, 4),
     attributes={"interleaved": INT, "num_heads": INT, "rotary_embedding_dim": INT},
 )
-def _rotary_embedding(context: Context, x: Value, cosines: Value, sines: Value) -> Value:
-    """Pairs of entries turned by constant angles, given for every token."""
+def _rotary_embedding(context: Context, x: Value, cosines: Value, sines: Value, tokens: Value = None) -> Value:
+    """Pairs of entries turned by constant angles, given for every token; entries behind them stay as they are."""
     g, attributes = context.graph, context.attributes
     shape = g.shape(variable(x))
     flat = len(shape) == 3
     y = _heads(g, variable(x), int(attributes.get("num_heads", 0))) if flat else variable(x)
     width = g.shape(y)[-1]
-    if attributes.get("rotary_embedding_dim") or width % 2:
-        raise ModelError("a rotation of a part of the entries, or of an odd number of them")
-    half = width // 2
-    first = np.arange(0, width, 2) if attributes.get("interleaved") else np.arange(half)
+    turning = int(attributes.get("rotary_embedding_dim", 0)) or width
+    if turning % 2 or not 0 < turning <= width:
+        raise ModelError(f"a rotation of {turning} entries of {width}")
+    half = turning // 2
+    first = np.arange(0, turning, 2) if attributes.get("interleaved") else np.arange(half)
     second = first + 1 if attributes.get("interleaved") else first + half
-    partner = np.empty(width, dtype=np.int64)
+    partner = np.arange(width)
     partner[first], partner[second] = second, first
-    full = [_at(real(table).numpy()[:, None], first, second, sign) for table, sign in ((cosines, 1.0), (sines, -1.0))]
-    turned = g.scale(g.add(Gather(3, torch.from_numpy(partner)), y), torch.from_numpy(full[1]))
-    y = g.sum_of(g.scale(y, torch.from_numpy(full[0])), turned)
+    own = np.ones((g.shape(y)[0], 1, g.shape(y)[2], width))
+    other = np.zeros_like(own)
+    for table, full, sign in ((cosines, own, 1.0), (sines, other, -1.0)):
+        angles = real(table).numpy()
+        if tokens is not None:
+            where = positions(tokens)
+            if where.min(initial=0) < 0 or where.max(initial=0) >= len(angles):
+                raise ModelError(f"a token outside the {len(angles)} of the table")
+            angles = angles[where]
+        full[..., first], full[..., second] = sign * angles[:, None], angles[:, None]
+    turned = g.scale(g.add(Gather(3, torch.from_numpy(partner)), y), torch.from_numpy(other))
+    y = g.sum_of(g.scale(y, torch.from_numpy(own)), turned)
     return g.reshape(g.transpose(y, (0, 2, 1, 3)), shape) if flat else y
-
-
-def _at(table: np.ndarray, first: np.ndarray, second: np.ndarray, sign: float) -> np.ndarray:
-    """One number per pair as one per entry, with a sign for the first of a pair."""
-    found = np.empty((*table.shape[:-1], 2 * table.shape[-1]))
-    found[..., first], found[..., second] = sign * table, table
-    return found

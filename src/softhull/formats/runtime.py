@@ -17,6 +17,8 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
+        # Where weights have eight bits, it would round what they are multiplied with to eight bits, too.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
         self._session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"], enable_fallback=0
         )

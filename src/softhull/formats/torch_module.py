@@ -21,10 +21,13 @@ from .onnx import parse_onnx
 def from_torch(
     module: torch.nn.Module, example: Tensor | tuple[Any, ...] | Mapping[str, Any], perturb: str | None = None
 ) -> Network:
-    """Translate a torch module; ``example`` is one input as the module takes it, batch dimension included.
+    """Export a torch module to ONNX and read it; raises ModelError with the reason where torch cannot export it.
 
-    A module of several inputs gets a tuple or a dictionary of arguments: the first one varies, all others stay as they
-    are in the example. ``perturb`` as for ``load_onnx``. ModelError with the reason where torch cannot export it.
+    Args:
+        module: The module, in evaluation mode.
+        example: One input as the module takes it, batch dimension included. For a module with several inputs, a tuple
+            or a dictionary of arguments: the first one varies, all others stay as they are in the example.
+        perturb: As for ``load_onnx``.
     """
     name = f"torch module {type(module).__name__}"
     named = dict(example) if isinstance(example, Mapping) else {}
@@ -33,8 +36,7 @@ def from_torch(
     try:
         module.eval()
         with _quiet():
-            with torch.no_grad():
-                module(*listed, **named)  # its own words, if it does not take the example
+            _try(module, listed, named, name)
             program = torch.onnx.export(module, listed, kwargs=named or None, dynamo=True, verbose=False)
             if program is None:
                 raise ModelError(f"{name}: torch could not export it to ONNX")
@@ -51,6 +53,19 @@ def from_torch(
     given = [value for value in (*listed, *named.values()) if isinstance(value, Tensor)]
     fixed = {key: value.detach().cpu().numpy() for key, value in zip(inputs[1:], given[1:])}
     return parse_onnx(content, name, None, fixed, perturb)
+
+
+def _try(module: torch.nn.Module, listed: tuple[Any, ...], named: dict[str, Any], name: str) -> None:
+    """ModelError in the words of the module itself, if it does not take the example."""
+    given = [*listed, *named.values()]
+    shapes = ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in given)
+    try:
+        with torch.no_grad():
+            module(*listed, **named)
+    except Exception as error:
+        tensor = "" if any(isinstance(part, Tensor) for part in given) else "; give a tensor (torch.as_tensor)"
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"{name} does not take the example {shapes}, batch dimension first: {line}{tensor}") from None
 
 
 def open_network(network: Any, x: Any, single: bool = False) -> Any:

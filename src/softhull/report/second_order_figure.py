@@ -14,7 +14,7 @@ from ..propagate.crown import LinearBounds
 from ..propagate.methods import Linear, SecondOrder
 from ..propagate.second_order.specification import SecondOrderBounds
 from ..regions import Perturbation
-from ..verify.unsafe import class_change
+from ..verify.margins import class_change
 from .figures import COLOURS, STYLE, matplotlib
 
 CURVES = {
@@ -31,8 +31,8 @@ def margins(graph: Graph, x: Tensor, label: Tensor, radii: Tensor) -> dict[str, 
     xs, labels = x.expand(count, *x.shape[1:]), label.expand(count)
     region = Perturbation(float(radii.max()), clip=(0.0, 1.0)).around(xs, radii)
     with torch.no_grad():
-        unsafe = class_change(labels, graph(xs).flatten(1), "all", None)
-        rows = unsafe.rows.reshape(*unsafe.offsets.shape, *graph.output_shape)
+        claims = class_change(labels, graph(xs).flatten(1), "all", None)
+        rows = claims.rows.reshape(*claims.offsets.shape, *graph.output_shape)
         last = len(graph.nodes) - 1
         linear = LinearBounds(graph, region, Linear(optimize=0)).lower(last, rows, contract=True)
         second = SecondOrderBounds.of(LinearBounds(graph, region, SecondOrder().linear))
@@ -43,7 +43,7 @@ def margins(graph: Graph, x: Tensor, label: Tensor, radii: Tensor) -> dict[str, 
             found[name] = second.lower(rows[row, instance], instance, SecondOrder.steps, never, fitted)
 
     def margin(x: Tensor, which: Tensor) -> Tensor:
-        return (unsafe.rows[row[which], which] * graph(x).flatten(1)).sum(1)
+        return (claims.rows[row[which], which] * graph(x).flatten(1)).sum(1)
 
     found["attack"], _ = minimize_margin(margin, region, xs, target=-math.inf)
     return found

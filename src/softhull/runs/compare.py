@@ -42,6 +42,7 @@ class Side:
     total_cpu: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The side as plain values."""
         return dict(self.__dict__)
 
 
@@ -57,6 +58,7 @@ class Pair:
     cpu_ratio: float | None
 
     def to_dict(self) -> dict[str, Any]:
+        """The pair as plain values."""
         return dict(self.__dict__)
 
 
@@ -72,6 +74,7 @@ class Comparison:
     together: int
 
     def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain values."""
         plain = {"question": self.question, "score": self.score, "instances": self.instances, "together": self.together}
         return plain | {"sides": [s.to_dict() for s in self.sides], "pairs": [p.to_dict() for p in self.pairs]}
 
@@ -84,10 +87,19 @@ def compare(rows: Iterable[Row], by: str) -> list[Comparison]:
     kinds: dict[tuple[str, str | None], list[Row]] = defaultdict(list)
     for row in rows:
         kinds[row.question, row.score].append(row)
-    return [_comparison(kind, listed, column, by) for kind, listed in kinds.items()]
+    found = [_comparison(kind, listed, column, by) for kind, listed in kinds.items()]
+    paired = [comparison for comparison in found if comparison.instances and len(comparison.sides) > 1]
+    if found and not paired:
+        values = list(dict.fromkeys(side.value for comparison in found for side in comparison.sides))
+        if len(values) == 1:
+            raise InvalidInput(f"--by {by}: all answers have the {by} {values[0]!r}; there is nothing to compare")
+        listed = ", ".join(values[:5])
+        raise InvalidInput(f"--by {by}: no instance was answered with all of {listed}; narrow it down with --where")
+    return paired
 
 
 def _comparison(kind: tuple[str, str | None], rows: Sequence[Row], column: str, by: str) -> Comparison:
+    """Compares the answers to one kind of question on the instances that all sides answered."""
     cells: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         cell = cells[_same(row, column)]
@@ -116,6 +128,7 @@ def _same(row: Row, column: str) -> tuple[Any, ...]:
 
 
 def _side(value: str, cells: Sequence[dict[str, Row]], score: str | None) -> Side:
+    """What one value of the compared column achieved, alone and among the others."""
     own = [cell[value] for cell in cells]
     certified = [cell for cell in cells if cell[value].verdict == "certified"]
     alone = sum(sum(row.verdict == "certified" for row in cell.values()) == 1 for cell in certified)

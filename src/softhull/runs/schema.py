@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import StoreError
 
+VERDICTS = ("certified", "falsified", "unknown", "misclassified", "bounded", "error")
 APPLICATION = 0x73684C52  # "shLR": marks an SQLite file as a run store
 LARGEST_VALUE = 64 << 20  # bytes of one text or blob
 PATIENCE = 60.0  # seconds to wait for another process that is writing
@@ -156,6 +157,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _reason(problem: sqlite3.Error) -> str:
+    """Why the store failed and what to do, in one line."""
     name = getattr(problem, "sqlite_errorname", None) or ""
     if name.startswith("SQLITE_FULL") or name in ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_SHMSIZE"):
         return "the disk is full or the file may not grow; make room and run again, everything stored so far is kept"

@@ -18,9 +18,10 @@ from typing import Any, Self
 import numpy as np
 
 from .. import __version__
-from ..errors import StoreError
+from ..errors import InvalidInput, StoreError, unknown
 from .process import Process
 from .rows import COLUMNS, SQL, Row
+from .schema import VERDICTS as VERDICTS
 from .schema import explained, has_table, open_to_read, open_to_write
 from .tasks import Answer, Task, canonical
 from .where import Where
@@ -49,6 +50,7 @@ class Progress:
 
     @property
     def done(self) -> int:
+        """How many instances are answered."""
         return sum(self.verdicts.values())
 
 
@@ -61,6 +63,7 @@ class Difference:
     found: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
+        """The difference as plain values."""
         return {"was": self.was, "found": self.found}
 
 
@@ -140,6 +143,15 @@ class Store:
 
     def _joined(self, where: Where) -> str:
         return _JOINED.format(self._classes, where.condition)
+
+    def check_words(self, where: Where) -> None:
+        """InvalidInput where a filter looks for a word that no answer in its column has."""
+        for column, word in where.words:
+            with explained(self.path):
+                query = f"SELECT DISTINCT {SQL[column]} {self._joined(Where())}"
+                known = sorted(str(value) for (value,) in self._connection.execute(query) if value is not None)
+            if column not in ("verdict", "message") and known and word not in known:
+                raise InvalidInput(f"{self.path}: {unknown(column, word, known)}")
 
     def progress(self, where: Where | None = None) -> list[Progress]:
         """Counts per task, of unanswered instances too; a condition restricts the answered ones."""
@@ -261,6 +273,7 @@ class Store:
         self.differences += different
 
     def _recheck(self, connection: sqlite3.Connection, answers: dict[str, Answer]) -> list[Difference]:
+        """Compares answers with what the store has, and lists those that differ."""
         found = []
         for key, answer in answers.items():
             query = f"SELECT run, cut_after, verdict, {', '.join(_NUMBERS)} FROM answers WHERE key = ?"
@@ -278,6 +291,7 @@ class Store:
         return found
 
     def _record(self, connection: sqlite3.Connection, answers: dict[str, Answer], recheck: bool) -> None:
+        """Writes answers under their keys."""
         now = time.time()
         rows = [
             (
@@ -422,6 +436,3 @@ def _checked(path: Path, row: Row) -> Row:
 def _check_verdict(path: Path, verdict: str, where: str) -> None:
     if verdict not in VERDICTS:
         raise StoreError(f"{path}: damaged (verdict {verdict[:20]!r} of {where}); restore a copy")
-
-
-VERDICTS = ("certified", "falsified", "unknown", "misclassified", "bounded", "error")

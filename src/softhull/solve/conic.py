@@ -15,8 +15,8 @@ from ..errors import InvalidInput, MissingExtra
 from .dual import Dual
 from .encodings import Encoder
 from .lagrangian import Lagrangian, Multipliers
+from .optimum import Optimum, on_the_processor, trivial_bound
 from .relaxation import Relaxation, StackRelaxation
-from .solution import Solution, on_the_processor, trivial_bound
 
 # Interior-point steps sometimes end at the wall of a cone, one program in a few hundred; a program that is not solved
 # to optimality is tried again with shorter steps, then without the solver's own scaling, then by another solver.
@@ -32,14 +32,20 @@ SECOND_TRIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 @dataclass(frozen=True)
 class Conic:
-    """``solver``: CLARABEL (default), SCS or any other conic solver CVXPY knows; ``options`` go to it as they are."""
+    """Settings of the conic programs for scores.
+
+    Args:
+        solver: ``"CLARABEL"``, ``"SCS"`` or any other conic solver that CVXPY knows.
+        options: Passed on to the solver.
+        warm_steps: Steps of the gradient method that find the first tangent points.
+    """
 
     solver: str = "CLARABEL"
     options: dict[str, Any] = field(default_factory=dict)
     warm_steps: int = 30  # of the gradient method, for the first tangent points of the lower hull
 
     @on_the_processor
-    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Optimum:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``; the solver's own value is never used."""
         bound = trivial_bound(relaxation, coefficients)
         probabilities = torch.stack(relaxation.probabilities()).mean(0)
@@ -70,7 +76,7 @@ class Conic:
                     break
             if status:
                 notes[i] = status
-        return Solution(bound, probabilities, x, certificate, notes)
+        return Optimum(bound, probabilities, x, certificate, notes)
 
     def tries(self) -> list[tuple[str, dict[str, Any]]]:
         """Solvers and their options, in the order in which they are tried."""

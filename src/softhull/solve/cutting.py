@@ -12,10 +12,10 @@ from torch import Tensor
 from ..deadlines import passed, seconds_left
 from ..errors import InvalidInput, MissingExtra
 from .dual import Dual
+from .optimum import Optimum, on_the_processor, trivial_bound
 from .relaxation import ActivationLines, Relaxation, StackRelaxation
 from .safe import Rows, safe_maximum
 from .softmax import Planes, SoftmaxBoxes
-from .solution import Solution, on_the_processor, trivial_bound
 
 # Outputs that can never be larger get no planes: their coefficients would be lost inside the solver's tolerances.
 NEGLIGIBLE = 1e-8
@@ -23,9 +23,12 @@ NEGLIGIBLE = 1e-8
 
 @dataclass(frozen=True)
 class CuttingPlanes:
-    """Settings: cuts are added until no softmax bound is violated by more than ``tolerance``, or ``rounds`` are over.
+    """Settings of the cutting-plane method for scores.
 
-    ``warm_steps`` steps of the gradient method find the first tangent points.
+    Args:
+        tolerance: Cuts are added until no softmax bound is violated by more than this.
+        rounds: At most so many rounds of cuts.
+        warm_steps: Steps of the gradient method that find the first tangent points.
     """
 
     tolerance: float = 2e-7
@@ -39,7 +42,7 @@ class CuttingPlanes:
             raise InvalidInput(f"rounds must be at least 1, got {self.rounds}")
 
     @on_the_processor
-    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Optimum:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``, each a safe dual value; best so far at the end."""
         bound = trivial_bound(relaxation, coefficients)
         probabilities = torch.stack(relaxation.probabilities()).mean(0)
@@ -64,7 +67,7 @@ class CuttingPlanes:
                 x[i] = torch.from_numpy(program.solution[: x.shape[1]])
                 probabilities[i] = torch.from_numpy(program.mean_probabilities())
                 certificate["duals"][i] = program.best_dual
-        return Solution(bound, probabilities, x, certificate, notes)
+        return Optimum(bound, probabilities, x, certificate, notes)
 
 
 class _Program:

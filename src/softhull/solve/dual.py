@@ -11,18 +11,22 @@ from ..deadlines import passed, why_stopped
 from ..errors import InvalidInput
 from ..propagate.structure import positions
 from .lagrangian import Lagrangian
+from .optimum import Optimum, trivial_bound
 from .relaxation import Relaxation
-from .solution import Solution, trivial_bound
 
 
 @dataclass(frozen=True)
 class Dual:
-    """Settings of the gradient method.
+    """Settings of the gradient method for scores.
 
-    A stage takes ``steps`` steps of Adam with a step size falling from ``learning_rate`` by the factor ``decay``.
-    Instances whose bound fell by less than ``tolerance`` during the second half of a stage are finished, the others
-    go on from their best parameters, for at most ``stages`` stages. The softmax planes follow the averaged maximiser
-    every ``refresh`` steps (default: 10, or 20 for the lower hull, whose planes have to be searched for).
+    Args:
+        steps: Steps of Adam in a stage.
+        stages: At most so many stages; each goes on from the best parameters of the one before.
+        learning_rate: The first step size.
+        decay: By which factor the step size falls within a stage.
+        tolerance: Instances whose bound fell by less during the second half of a stage are finished.
+        refresh: After how many steps the softmax planes follow the averaged maximiser; by default 10, or 20 for the
+            lower hull, whose planes have to be searched for.
     """
 
     steps: int = 200
@@ -38,7 +42,7 @@ class Dual:
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, got {value}")
 
-    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+    def solve(self, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Optimum:
         """Bounds ``[B]`` on the maximum of ``coefficients . p``; at the deadline the best so far."""
         best = trivial_bound(relaxation, coefficients)
         argument = torch.stack(relaxation.probabilities()).mean(0)
@@ -69,7 +73,7 @@ class Dual:
         assert parameters is not None
         assert points is not None
         notes = dict.fromkeys(open_.tolist(), why_stopped()) if late else {}
-        return Solution(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)}, notes)
+        return Optimum(best, argument, x, {"multipliers": parameters, "tangent_points": torch.cat(points, 1)}, notes)
 
     @staticmethod
     def _scale(coefficients: Tensor) -> Tensor:

@@ -39,10 +39,22 @@ def softmax_constraints(
 ) -> list[Any]:
     """Convex constraints that ``p = softmax(x)`` satisfies for every ``x`` between ``lower`` and ``upper``.
 
-    ``x``, ``p``: CVXPY expressions with K entries. ``bound``: a name or a pair ``"lower/upper"`` of the table, or
-    ``"all"``. ``differences``: arrays ``[j, k]`` bounding ``x_j - x_k``. ``below`` and ``above``: the outputs bounded
-    from each side (default: all). The lower hull is a supremum of planes, imposed by its tangent planes at ``points``
-    (default: the midpoint of the box). Simplex and constant bounds are always part of the constraints.
+    The simplex and the constant bounds are always among them.
+
+    Args:
+        x (cvxpy.Expression): The logits, K entries.
+        p (cvxpy.Expression): The probabilities, K entries.
+        lower (array [K]): Lower ends of the logits.
+        upper (array [K]): Upper ends of the logits.
+        bound: The name of a bound in ``BOUNDS``, a pair ``"lower/upper"``, or ``"all"`` for the tightest set.
+        differences (pair of arrays [K, K]): Bounds on ``x_j - x_k`` at place ``[j, k]``, if you have them.
+        below: The outputs to bound from below; all by default.
+        above: The outputs to bound from above; all by default.
+        points (list of arrays [K]): Where the lower hull, a supremum of planes, is imposed by tangent planes; by
+            default at the midpoint of the box.
+
+    Returns:
+        A list of CVXPY constraints.
     """
     encoder = Encoder(x, p, lower, upper, differences, points)
     names_below, names_above = _names(bound)

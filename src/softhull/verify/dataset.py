@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -14,8 +13,8 @@ import numpy as np
 import torch
 
 from ..attack.score import ScoreAttack
-from ..attack.visits import OBJECTIVES, Visits, attack_samples
-from ..deadlines import TimeLimits, interrupted, interruptible
+from ..attack.visits import OBJECTIVES, Visits
+from ..deadlines import TimeLimits
 from ..devices import device_of
 from ..errors import InvalidInput
 from ..formats.inputs import warn_of_labels, warn_of_units
@@ -42,8 +41,9 @@ from .calibration import (
     worst_classwise_error,
     worst_reliability,
 )
+from .instances import Progress, answer_all
 from .methods import RANGES, find_method
-from .ranges import ARRAYS, RangeFinder, Ranges, join_ranges, nothing_known
+from .ranges import ARRAYS, RangeFinder, Ranges, Samples, join_ranges
 from .result import SCHEMA
 from .scores import NegativeLogLikelihood
 from .uncertainty import BATCH, Networks, open_networks
@@ -270,37 +270,58 @@ def certify_dataset(
     seed: int = 0,
     rounding: str = "outward",
     device: torch.device | str | None = None,
+    workers: int | str | None = None,
+    progress: Progress | None = None,
 ) -> DatasetReport:
-    """Certified accuracy, NLL, Brier score, confidence and calibration error of the mean probabilities of ``networks``.
+    """Certified accuracy, NLL, Brier score, confidence and calibration error of an ensemble on a whole data set.
 
-    ``x [n, *shape]``, labels ``y [n]``; every sample may be perturbed on its own. One pass finds the range of every
-    class probability; everything else follows from these ranges by arithmetic. ``bins``: of the calibration error, a
-    number of bins of equal width or their edges. Everything else as for ``verify_uncertainty``. ``attack`` is run once
-    for every objective that makes some metric worse. Ctrl-C ends with the best found so far (``interrupted``).
+    Every sample may be perturbed independently. One pass finds the range of every class probability; everything else
+    follows from these ranges by arithmetic. Ctrl-C ends with the best found so far (``interrupted``).
+
+    Args:
+        networks: One network or several, whose probabilities are averaged.
+        x (array [n, ...]): Inputs.
+        y (integers [n]): Labels.
+        perturbation: The region around every input; a number is an l_inf radius.
+        bins: Of the calibration error: a number of bins of equal width, or their edges.
+        method: As for ``verify_uncertainty``.
+        bound: The softmax bounds, as for ``verify_uncertainty``.
+        attack: Settings of the attack, which runs once for every objective that makes some metric worse.
+        timeout: Seconds per instance.
+        budget: Seconds for the whole call.
+        seed: Of the attack.
+        rounding: ``"outward"`` charges every rounding error, ``"nearest"`` does not.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the samples.
+        progress: Called as ``progress(done, total)`` while samples are answered.
     """
     limits = TimeLimits.of(timeout, budget)
-    began, cpu = time.monotonic(), time.process_time()
     edges, perturbation = bin_edges(bins), as_perturbation(perturbation)
     opened, place = open_networks(networks, x), device_of(x, device)
     finder = RangeFinder(opened, method, bound, rounding, place)
     x, y = finder.inputs(x, y)
     warn_of_units(x, perturbation)
     attack = attack or ScoreAttack(restarts=2, seed=seed)
-    ranges, visits = [], []
-    with interruptible():
-        for start in range(0, len(x), BATCH):
-            here, label = x[start : start + BATCH], y[start : start + BATCH]
-            region, deadline = perturbation.around(here), limits.for_batch(len(here))
-            visits.append(attack_samples(finder.probabilities, here, label, region, edges, attack, deadline))
-            ranges.append(finder.find(here, perturbation, label, deadline))
-        cut = interrupted()
-    cost = time.process_time() - cpu, time.monotonic() - began
-    labels, seen = y.cpu().numpy(), join_visits(visits)
-    warn_of_labels(torch.from_numpy(seen.points[:, 0].argmax(1)), y.cpu())
-    known = join_ranges(ranges), seen
+    asked = Samples(finder, x, y, perturbation.around(x), limits=limits, edges=edges, attack=attack)
+    found = answer_all(asked, torch.arange(len(x)), BATCH, workers, progress)
+    samples = [found.records[i] for i in range(len(x))]
+    labels, visits = y.cpu().numpy(), join_visits([sample.visits for sample in samples if sample.visits])
+    warn_of_labels(torch.from_numpy(visits.points[:, 0].argmax(1)), y.cpu())
     more = {"bins": edges.tolist(), "timeout": timeout, "budget": budget, "seed": seed, "device": str(place)}
     about = describe("dataset", opened, x, y, perturbation, find_method(method, RANGES), bound=bound, **more)
-    return DatasetReport(perturbation.largest, labels, *known, edges, *cost, rounding, interrupted=cut, about=about)
+    return DatasetReport(
+        perturbation.largest,
+        labels,
+        join_ranges([sample.ranges for sample in samples]),
+        visits,
+        edges,
+        found.cpu_seconds,
+        found.seconds,
+        rounding,
+        unanswered=sum(not sample.reached for sample in samples),
+        interrupted=found.interrupted,
+        about=about,
+    )
 
 
 def nothing_answered(
@@ -310,12 +331,11 @@ def nothing_answered(
     edges, perturbation = bin_edges(bins), as_perturbation(perturbation)
     finder = RangeFinder(open_networks(networks, x), "auto", "all", "nearest", torch.device("cpu"))
     x, y = finder.inputs(x, y)
-    visits = [
-        attack_samples(finder.probabilities, x[i], y[i], perturbation.around(x[i]), edges, None)
-        for i in torch.arange(len(x)).split(BATCH)
-    ]
-    ranges = join_ranges([nothing_known(finder.solver.classes, why) for _ in y])
-    return DatasetReport(perturbation.largest, y.numpy(), ranges, join_visits(visits), edges, unanswered=len(y))
+    asked = Samples(finder, x, y, perturbation.around(x), edges=edges)
+    samples = [asked.nothing(i, why) for i in range(len(x))]
+    ranges = join_ranges([sample.ranges for sample in samples])
+    visits = join_visits([sample.visits for sample in samples if sample.visits])
+    return DatasetReport(perturbation.largest, y.numpy(), ranges, visits, edges, unanswered=len(y))
 
 
 def join_visits(parts: Sequence[Visits]) -> Visits:

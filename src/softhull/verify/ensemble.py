@@ -1,19 +1,21 @@
-"""Networks that share their input as one graph: the sum of their class probabilities."""
+"""Networks that share their input: as one graph, the sum of their class probabilities, or as stacks of layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
+from ..devices import moved
 from ..graph.builder import GraphBuilder
 from ..graph.graph import Graph
-from ..graph.operator import Shape
+from ..graph.operator import Bilinear, Shape
 from ..graph.ops.softmax import Softmax
 from ..propagate.structure import Structure
-from ..solve.layers import agree, logits_node
+from ..solve.layers import Stack, agree, logits_node
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +23,11 @@ class Ensemble:
     """``graph`` maps inputs to the sum of the class probabilities ``[K]`` of all networks, ``softmaxes`` its terms.
 
     The sum and not the mean: there is no exact third among the coefficients of a graph. ``members`` are the networks
-    alone, where there are several.
+    alone, where there are several. A network that is asked about its logits has no softmaxes here.
     """
 
     graph: Graph
-    softmaxes: tuple[int, ...]
+    softmaxes: tuple[int, ...] = ()
     members: tuple[Ensemble, ...] = ()
 
     @property
@@ -35,11 +37,8 @@ class Ensemble:
 
     @property
     def networks(self) -> int:
+        """The number of networks."""
         return len(self.softmaxes)
-
-    @property
-    def classes(self) -> int:
-        return self.graph.output_shape[0]
 
     @property
     def logits(self) -> tuple[int, ...]:
@@ -48,11 +47,69 @@ class Ensemble:
 
     @cached_property
     def structure(self) -> Structure:
+        """What is known of the joint graph, worked out once."""
         return Structure(self.graph)
 
+    @cached_property
+    def products(self) -> bool:
+        """Whether variable tensors are multiplied, so that there is something of second order."""
+        return any(isinstance(node.operator, Bilinear) for node in self.graph.nodes)
+
     def to(self, device: torch.device) -> Ensemble:
+        """The ensemble on a device, in double precision."""
         members = tuple(member.to(device) for member in self.members)
         return Ensemble(self.graph.to(torch.float64, device), self.softmaxes, members)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Networks of any kind, which walks go back through; every one of the ``graphs`` has an input of its own."""
+
+    graphs: tuple[Ensemble, ...]
+
+    @property
+    def networks(self) -> int:
+        """The number of networks."""
+        return sum(each.networks for each in self.graphs)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.graphs[0].graph.output_shape[0]
+
+    @property
+    def products(self) -> bool:
+        """Whether any of the networks multiplies variable tensors."""
+        return any(each.products for each in self.graphs)
+
+    def to(self, device: torch.device) -> Joined:
+        """The same on another device."""
+        return Joined(tuple(each.to(device) for each in self.graphs))
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Mean class probabilities ``[B, K]``."""
+        return torch.stack([each.graph(x) for each in self.graphs]).sum(0) / self.networks
+
+
+@dataclass(frozen=True, eq=False)
+class Layered:
+    """Feedforward networks, which convex programs take layer by layer."""
+
+    stacks: list[Stack]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.stacks[0].classes
+
+    def to(self, device: torch.device) -> Layered:
+        """The same on another device."""
+        return replace(self, stacks=moved(self.stacks, device))
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Mean class probabilities ``[B, K]``."""
+        logits = torch.cat([stack.values(x.flatten(1))[-1] for stack in self.stacks], 1)
+        return logits.softmax(-1).mean(1)
 
 
 def join(graphs: Sequence[Graph], labels: Sequence[str], input_shape: Shape | None = None) -> Ensemble:

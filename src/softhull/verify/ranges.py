@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..attack.score import ScoreAttack
+from ..attack.visits import Visits, attack_samples
 from ..bounds.rounding import check_rounding
 from ..bounds.softmax import softmax_bounds
-from ..errors import InvalidInput, MissingExtra, SofthullError
+from ..deadlines import TimeLimits
 from ..formats.network import Network
 from ..graph.graph import Graph
 from ..graph.operator import Interval
@@ -22,13 +24,16 @@ from ..propagate.methods import Auto
 from ..propagate.structure import pieces, positions
 from ..regions import Alternatives, Perturbation, Region
 from ..solve.dual import Dual
-from ..solve.solution import Solution, simplex_bound
+from ..solve.optimum import Optimum, simplex_bound
+from .engine import solve
+from .instances import answer_all
 from .methods import RANGES, find_method
-from .question import Highest, Relaxed, ScoreQuestion
+from .problem import Effort, Problem, Solution
 from .replay import contradictions
+from .score_claims import ScoreClaims
 from .scores import Brier
-from .stages import ByPrograms, ByWalks
-from .uncertainty import BATCH, check_inputs, find_solver
+from .simplex import Relaxed
+from .uncertainty import BATCH, all_feedforward, check_inputs, prepare
 
 # A range that constant bounds leave no wider than this is not worth a program of its own.
 NARROW = 1e-2
@@ -85,72 +90,53 @@ def join_ranges(parts: Sequence[Ranges]) -> Ranges:
 
 
 @dataclass(frozen=True)
-class RangeBounds(Highest):
-    """Bounds that grow tighter from stage to stage; ``badness [B]``, the total width of the ranges, says how tight.
-
-    ``lead [B, K]`` bounds how far a class may get above the top class of the input itself.
-    """
-
-    least: Tensor = field(default_factory=lambda: torch.empty(0))
-    most: Tensor = field(default_factory=lambda: torch.empty(0))
-    lead: Tensor = field(default_factory=lambda: torch.empty(0))
-    brier: Tensor = field(default_factory=lambda: torch.empty(0))
-    box: tuple[Tensor, Tensor] | None = None
-
-    @staticmethod
-    def of(
-        least: Tensor, most: Tensor, lead: Tensor, brier: Tensor, box: Interval | None, notes: dict[int, str]
-    ) -> RangeBounds:
-        return RangeBounds((most - least).sum(1), notes, (), least, most, lead, brier, box)
-
-    def met(self, other: Highest) -> RangeBounds:
-        assert isinstance(other, RangeBounds)
-        return RangeBounds.of(
-            torch.maximum(self.least, other.least),
-            torch.minimum(self.most, other.most),
-            torch.minimum(self.lead, other.lead),
-            torch.minimum(self.brier, other.brier),
-            _both(self.box, other.box),
-            self.notes | other.notes,
-        )
-
-    def among(self, instances: Tensor, size: int) -> RangeBounds:
-        def spread(part: Tensor, unknown: float) -> Tensor:
-            return part.new_full((size, *part.shape[1:]), unknown).index_copy(0, instances, part)
-
-        box = self.box and (spread(self.box[0], 0.0), spread(self.box[1], 1.0))
-        notes = {int(instances[k]): note for k, note in self.notes.items()}
-        parts = (spread(self.least, 0.0), spread(self.most, 1.0), spread(self.lead, 1.0), spread(self.brier, 2.0))
-        return RangeBounds.of(*parts, box, notes)
-
-
-@dataclass(frozen=True)
-class RangeQuestion(ScoreQuestion):
+class RangeClaims(ScoreClaims):
     """Between which numbers does every probability lie? ``at [B, K]`` are the probabilities of the inputs themselves.
 
-    ``narrow``: ranges of at most this width are left as constant bounds give them; 1 asks for those bounds alone.
+    Bounded from below are, in this order, all probabilities, their negations, how far a class stays below the top class
+    of the input itself, the two ends of the range that boxes of logits give, and the Brier score, negated. ``narrow``:
+    ranges of at most this width are left as constant bounds give them; 1 asks for those bounds alone.
     """
 
     narrow: float = NARROW
 
-    def highest(self, relaxed: Relaxed) -> RangeBounds:
+    def nothing(self) -> Tensor:
+        """Bounds that say nothing: probabilities from 0 to 1, any class may be on top."""
+        zero = torch.zeros_like(self.at)
+        return _stacked(zero, zero + 1, zero + 1, zero, zero + 1, zero[:, 0] + 2)
+
+    def least(self, found: Solution) -> Tensor:
+        """How narrow the ranges are."""
+        return found.bounds[: 2 * self.at.shape[1]].sum(0)
+
+    def open(self, found: Solution, tolerance: float) -> Tensor:
+        return torch.ones_like(self.label, dtype=torch.bool)
+
+    def improve(self, stage: Any, found: Solution) -> None:
         """Constant bounds, then one program for each end of every range still wide, for every rival and for Brier."""
-        notes: dict[int, str] = {}
+        mine, here = self.take(stage.instances), stage.instances
+        assert isinstance(mine, RangeClaims)
+        relaxed, notes = stage.relaxed(mine.at, self.outward), dict[int, str]()
+        ranges = mine._ends(relaxed, notes)
+        lead = mine._lead(relaxed, *ranges, notes)
+        brier = mine._brier(_Narrowed(relaxed, *ranges, self.outward))
+        box = _boxes(relaxed) or (torch.zeros_like(mine.at), torch.ones_like(mine.at))
+        found.raise_to(_stacked(*ranges, lead, *box, brier), here)
+        found.notes |= {int(here[k]): note for k, note in notes.items()}
+
+    def _ends(self, relaxed: Relaxed, notes: dict[int, str]) -> Interval:
         least, most = (end.clone() for end in relaxed.probabilities())
         instance, k = (most - least > self.narrow).nonzero(as_tuple=True)
         for sign, ends in ((1.0, most), (-1.0, least)):
             found = sign * self._solve(relaxed, _rows(least, len(k), (k, sign)), instance, notes)
             best = torch.minimum if sign > 0 else torch.maximum
             ends[instance, k] = best(ends[instance, k], found).clamp(0, 1)
-        least, most = on_the_simplex(least, most)
-        lead = self._lead(relaxed, least, most, notes)
-        brier = self._brier(_Narrowed(relaxed, least, most, self.outward))
-        return RangeBounds.of(least, most, lead, brier, _boxes(relaxed), notes)
+        return on_the_simplex(least, most)
 
     def _brier(self, relaxed: _Narrowed) -> Tensor:
         """The largest Brier score ``[B]``, by a program of its own or from ranges and simplex alone."""
         if self.narrow < 1:
-            return super().highest(relaxed).badness
+            return self.highest(relaxed)[0]
         (piece,) = self.score.pieces(self.label, *relaxed.probabilities())
         plane = piece.tangent(self.at)
         return self.sum(relaxed.trivial(plane.coefficients), plane.offset)
@@ -200,7 +186,7 @@ class _Narrowed:
     def logits(self) -> list[Interval]:
         return self.relaxed.logits()
 
-    def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
+    def solve(self, coefficients: Tensor, instances: Tensor) -> Optimum:
         return self.relaxed.solve(coefficients, instances)
 
 
@@ -213,80 +199,100 @@ class RangeFinder:
         check_rounding(rounding)
         self.networks, self.device, self.outward = networks, device, rounding == "outward"
         chosen = find_method(method, RANGES)
-        solver = find_solver(networks, chosen, bound, False, rounding).to(device)
-        assert isinstance(solver, ByPrograms | ByWalks)
-        self.solver: ByPrograms | ByWalks = solver
-        if isinstance(chosen, Auto) and isinstance(self.solver, ByPrograms):
-            self.solver = replace(self.solver, method=Dual(steps=STEPS))
+        if isinstance(chosen, Auto) and all_feedforward(networks):
+            chosen = Dual(steps=STEPS)
+        self.bounded, self.method = prepare(networks, chosen, bound, False, rounding, device)
 
     def inputs(self, x: Any, y: Any = None) -> tuple[Tensor, Tensor]:
         """Inputs ``[n, *shape]`` and labels ``[n]`` (default: 0), checked."""
         y = torch.zeros(len(x), dtype=torch.long) if y is None else y
-        x, y = check_inputs(x, y, self.solver.classes, self.networks)
+        x, y = check_inputs(x, y, self.bounded.classes, self.networks)
         return x.to(self.device), y.to(self.device)
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Mean probabilities ``[B, K]`` as they are evaluated."""
-        return self.solver.probabilities(x)
+        return self.bounded.probabilities(x)
 
-    def find(
-        self, x: Any, perturbation: Perturbation | Alternatives | None = None, y: Any = None, deadline: float = math.inf
-    ) -> Ranges:
-        """Ranges within the perturbation of every input; without one, up to the rounding of the input itself.
-
-        Nothing is claimed of an input on which the work failed, or on which a model file and its graph disagree.
-        """
+    def find(self, x: Any, perturbation: Perturbation | Alternatives | None = None, y: Any = None) -> Ranges:
+        """Ranges within the perturbation of every input; without one, up to the rounding of the input itself."""
         x, y = self.inputs(x, y)
-        region, narrow = (perturbation or Perturbation(0.0)).around(x), NARROW if perturbation else 1.0
-        parts = positions(x).split(BATCH)
-        return join_ranges([self._batch(x[i], y[i], region.take(i), narrow, deadline) for i in parts])
+        region = (perturbation or Perturbation(0.0)).around(x)
+        asked = Samples(self, x, y, region, NARROW if perturbation else 1.0)
+        found = answer_all(asked, positions(x), BATCH).records
+        return join_ranges([found[i].ranges for i in range(len(x))])
 
-    def _batch(self, x: Tensor, y: Tensor, region: Region, narrow: float, deadline: float) -> Ranges:
-        try:
-            found = find_ranges(self.solver, x, y, region, self.outward, narrow, deadline)
-        except (InvalidInput, MissingExtra):
-            raise
-        except (SofthullError, RuntimeError, MemoryError, ValueError) as problem:
-            if len(x) == 1:
-                line = " ".join(str(problem).split()) or type(problem).__name__
-                return nothing_known(self.solver.classes, line)
-            halves = positions(x).split((len(x) + 1) // 2)  # one instance must not take the others with it
-            return join_ranges([self._batch(x[i], y[i], region.take(i), narrow, deadline) for i in halves])
+    def ranges(self, x: Tensor, y: Tensor, region: Region, narrow: float, deadline: float) -> Ranges:
+        """Ranges over the regions of one batch; nothing of an input on which a model file and its graph disagree."""
+        with torch.no_grad():
+            claims = RangeClaims(Brier(), y, self.bounded.probabilities(x), self.outward, narrow)
+        effort = Effort(deadline, attack="never")
+        found = solve(Problem(self.bounded, region, x, claims), self.method, effort)
+        K = claims.at.shape[1]
+        (least, most, lead, *box), brier = found.bounds[:-1].reshape(5, K, -1).mT, -found.bounds[-1]
+        least, most = on_the_simplex(least, -most)
+        low = torch.maximum(least, water_level(least, most)[:, None])
+        high = torch.where(lead <= 0, most, -1.0)
+        parts = (least, most, low, high, brier, box[0], -box[1])
+        arrays: dict[str, Any] = {name: part.cpu().numpy() for name, part in zip(ARRAYS, parts)}
+        notes = dict.fromkeys(range(len(x)), found.stopped) if found.stopped else {}
+        whole = Ranges(**arrays, notes=notes | found.notes)
         wrong = contradictions(self.networks, region, x, x)
         if not wrong:
-            return found
-        single = [
-            found.take(i) if i not in wrong else nothing_known(self.solver.classes, wrong[i]) for i in range(len(x))
-        ]
-        return join_ranges(single)
+            return whole
+        return join_ranges([nothing_known(K, wrong[i]) if i in wrong else whole.take(i) for i in range(len(x))])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is known of one sample: its ranges, and what attacks met where there were any."""
+
+    ranges: Ranges
+    visits: Visits | None = None
+    reached: bool = True
+
+
+@dataclass(frozen=True)
+class Samples:
+    """In which ranges are the probabilities within the regions around ``x``? With ``edges`` attacks look for the worst.
+
+    ``edges`` are those of the bins of confidences that attacks keep their tables by.
+    """
+
+    finder: RangeFinder
+    x: Tensor
+    label: Tensor
+    region: Region
+    narrow: float = NARROW
+    limits: TimeLimits = field(default_factory=TimeLimits)
+    edges: np.ndarray | None = None
+    attack: ScoreAttack | None = None
+
+    def answer(self, batch: Tensor) -> list[Sample]:
+        """The ranges of the samples of a batch, and what attacks reached."""
+        here, deadline = batch.to(self.x.device), self.limits.for_batch(len(batch))
+        x, label, region = self.x[here], self.label[here], self.region.take(here)
+        visits = self._visits(x, label, region, self.attack, deadline)
+        ranges = self.finder.ranges(x, label, region, self.narrow, deadline)
+        return [Sample(ranges.take(i), visits and visits.take(i)) for i in range(len(batch))]
+
+    def nothing(self, index: int, why: str, failed: bool = False) -> Sample:
+        """A sample of which nothing is known but its clean probabilities."""
+        here = torch.tensor([index], device=self.x.device)
+        visits = self._visits(self.x[here], self.label[here], self.region.take(here), None, 0.0)
+        return Sample(nothing_known(self.finder.bounded.classes, why), visits, reached=failed)
+
+    def _visits(
+        self, x: Tensor, label: Tensor, region: Region, attack: ScoreAttack | None, deadline: float
+    ) -> Visits | None:
+        if self.edges is None:
+            return None
+        return attack_samples(self.finder.probabilities, x, label, region, self.edges, attack, deadline)
 
 
 def nothing_known(classes: int, why: str) -> Ranges:
     """The ranges of one sample of which nothing is known."""
     least, most = np.zeros((1, classes)), np.ones((1, classes))
     return Ranges(least, most, least, most, np.full(1, 2.0), least, most, {0: why})
-
-
-def find_ranges(
-    solver: ByPrograms | ByWalks,
-    x: Tensor,
-    y: Tensor,
-    region: Region,
-    outward: bool,
-    narrow: float = NARROW,
-    deadline: float = math.inf,
-) -> Ranges:
-    """Certified ranges over the regions of one batch, by whatever ``solver`` (convex programs or walks) can do."""
-    at = solver.probabilities(x)
-    found = solver.highest(RangeQuestion(Brier(), region, y, x, at, outward, deadline, narrow))
-    assert isinstance(found, RangeBounds)
-    least, most = on_the_simplex(found.least, found.most)
-    low = torch.maximum(least, water_level(least, most)[:, None])
-    high = torch.where(found.lead >= 0, most, -1.0)
-    box = found.box or (torch.zeros_like(least), torch.ones_like(most))
-    parts = (least, most, low, high, found.brier, *box)
-    arrays: dict[str, Any] = {name: part.cpu().numpy() for name, part in zip(ARRAYS, parts)}
-    return Ranges(**arrays, notes=found.notes)
 
 
 def on_the_simplex(least: Tensor, most: Tensor) -> Interval:
@@ -311,6 +317,11 @@ def water_level(least: Tensor, most: Tensor) -> Tensor:
     return torch.maximum(least.amax(1), (level * (1 - cost)).amax(1))
 
 
+def _stacked(least: Tensor, most: Tensor, lead: Tensor, box_least: Tensor, box_most: Tensor, brier: Tensor) -> Tensor:
+    """What is bounded from below, ``[5 K + 1, B]``, from ranges ``[B, K]`` and so on."""
+    return torch.cat((least, -most, -lead, box_least, -box_most, -brier[:, None]), 1).mT.contiguous()
+
+
 def _rows(like: Tensor, count: int, *entries: tuple[Tensor, float]) -> Tensor:
     """Rows ``[count, K]`` with one entry for each pair of columns and value."""
     rows = like.new_zeros(count, like.shape[1])
@@ -328,10 +339,3 @@ def _boxes(relaxed: Relaxed) -> Interval | None:
     least, most = (torch.from_numpy(np.mean(side, 0)).to(boxes[0][0]) for side in zip(*ends))
     cost = share(len(ends), least.dtype)
     return least * (1 - cost), (most * (1 + cost)).clamp(max=1)
-
-
-def _both(one: Interval | None, other: Interval | None) -> Interval | None:
-    """The intersection of what is known."""
-    if one is None or other is None:
-        return one or other
-    return torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])

@@ -23,19 +23,20 @@ from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
 from ..propagate.methods import Auto, Linear, Method
-from ..propagate.structure import Structure
 from ..regions import AnyPerturbation, Choices, Region, as_perturbation, rounded_down
+from . import branching as branching  # registers the stages of its method
 from .about import describe
-from .bracket import Bracket, Effort
-from .enumerate import prove_choices
+from .engine import solve
+from .ensemble import Ensemble, Joined
+from .enumerate import Enumerate
 from .instances import Progress, answer_all
+from .margins import Margins, class_change
 from .methods import find_method
 from .names import renamed
-from .prove import prove
+from .problem import Effort, Problem, Solution
 from .radii import CertifiedRadii, RadiusSearch
 from .replay import contradictions
 from .result import Record, Result, Verdict
-from .unsafe import Unsafe, class_change
 
 # Instances worked on together; more gain nothing and cost memory.
 _BATCH = 256
@@ -60,26 +61,39 @@ def verify_robustness(
     device: torch.device | str | None = None,
     workers: int | str | None = None,
     progress: Progress | None = None,
+    proofs: bool = False,
 ) -> Result:
     """Whether every perturbed input keeps its class: one verdict per instance, in the order given.
 
-    ``network``: from ``load_onnx`` or ``from_torch``, or a torch module, exported with ``x[:1]`` as example.
-    ``x [B, ...]`` in the layout of the network's input, or flat; bytes are divided by 255. ``label [B]``. A number as
-    ``perturbation`` is an l_inf radius. ``property``: ``all`` (no other class overtakes the label), ``targets`` (none
-    of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest). ``method``: ``"auto"``,
-    ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object. A final softmax or sigmoid is left
-    out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open, True
-    everything, False nothing. ``timeout``: seconds for each instance (a batch shares its time); ``budget``: seconds for
-    the whole call. After either, or on an interrupt, the result holds the best found so far.
-    ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where to compute; by
-    default where ``x`` is. ``workers``: how many processes share the instances (``"auto"``: one per processor if the
-    work is long); ``progress(done, total)`` is called as they are answered.
+    A final softmax or sigmoid is dropped: it does not change which class wins. A network with one logit is binary; the
+    sign decides. After ``timeout`` or ``budget``, or on an interrupt, the result holds the best found so far.
+
+    Args:
+        network: From ``load_onnx`` or ``from_torch``, or a torch module, which is exported with ``x[:1]`` as example.
+        x (array [B, ...]): Inputs in the layout of the network, or flat; bytes are divided by 255.
+        label (integers [B]): The class of every input.
+        perturbation: The region around every input; a number is an l_inf radius.
+        property: ``"all"``: no other class overtakes the label. ``"targets"``: none of ``targets`` does.
+            ``"runner-up"``: the clean runner-up never becomes the largest.
+        method: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object.
+        targets: The classes of the property ``"targets"``.
+        attack: None attacks only what the bounds leave undecided, True everything, False nothing.
+        timeout: Seconds per instance; the instances of a batch share their time.
+        budget: Seconds for the whole call.
+        seed: Of the attack.
+        memory: Bytes of one tensor; the whole computation needs some tens of times that.
+        dtype: ``torch.float64`` or ``torch.float32``; rounding is charged in either.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the instances; ``"auto"`` is one per CPU if the work is long.
+        progress: Called as ``progress(done, total)`` while instances are answered.
+        proofs: Keep what was chosen to prove the margins, for certificates.
     """
     case = _Case.of(network, x, label, dtype, device)
-    unsafe = case.unsafe(property, targets)
+    margins = case.margins(property, targets)
     region = case.region(perturbation, dtype)
     limits = TimeLimits.of(timeout, budget)
-    asked = _Asked(case, region, unsafe, find_method(method), _effort(attack, seed, memory), limits)
+    effort = replace(_effort(attack, seed, memory), proofs=proofs)
+    asked = _Asked(case, region, margins, find_method(method), effort, limits)
     found = _result(asked, workers, progress)
     data = case.exact, case.labels, perturbation
     more: dict[str, Any] = {
@@ -117,13 +131,30 @@ def certified_radius(
     """The largest radius found certified for every instance, by bisection up to ``perturbation.eps``.
 
     The result is an array of radii: 0 where nothing was certified, NaN where the clean input is misclassified. Every
-    radius in it was certified. Beside it stand ``attacked``, the smallest radius at which a counterexample was found
-    and replayed, and ``capped``, whether the search stopped at ``perturbation.eps``. ``attack=False`` looks for no
-    counterexamples. ``progress(done, total)`` counts rounds of the search. Everything else as for
-    ``verify_robustness``; ``timeout`` and ``budget`` are for the whole search.
+    radius in it was certified. Its attribute ``attacked`` has the smallest radius at which a counterexample was found
+    and replayed, ``capped`` whether the search stopped at ``perturbation.eps``.
+
+    Args:
+        network: As for ``verify_robustness``.
+        x (array [B, ...]): Inputs.
+        label (integers [B]): The class of every input.
+        perturbation: The largest region to try; smaller ones differ in ``eps`` alone.
+        property: As for ``verify_robustness``.
+        method: As for ``verify_robustness``.
+        targets: The classes of the property ``"targets"``.
+        steps: Rounds of bisection.
+        timeout: Seconds for the whole search.
+        budget: Seconds for the whole search.
+        memory: Bytes of one tensor.
+        dtype: ``torch.float64`` or ``torch.float32``.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the instances.
+        attack: Whether to look for counterexamples.
+        seed: Of the attack.
+        progress: Called as ``progress(done, total)`` with rounds of the search.
     """
     case = _Case.of(network, x, label, dtype, device)
-    unsafe = case.unsafe(property, targets)
+    margins = case.margins(property, targets)
     perturbation = as_perturbation(perturbation)
     cap = perturbation.radius
     limits = TimeLimits(TimeLimits.of(timeout, budget).for_batch(len(case.x)))
@@ -136,7 +167,8 @@ def certified_radius(
         if passed(limits.deadline):
             break
         region = perturbation.around(case.exact, torch.from_numpy(here).to(case.x), dtype)
-        asked = _Asked(case, region, unsafe, find_method(how), _effort(None if attack else False, seed, memory), limits)
+        effort = _effort(None if attack else False, seed, memory)
+        asked = _Asked(case, region, margins, find_method(how), effort, limits)
         # The first radius must not take all of the time.
         result = _result(asked, workers, share=1 / max(1, steps + 1 - done))
         search.learn(here, result.records)
@@ -175,9 +207,20 @@ def verify_specification(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> SpecificationResult:
-    """Whether any input of the specification has outputs in its unsafe set.
+    """Whether any input of a VNN-LIB property has outputs in its unsafe set.
 
-    ``bound`` is the certified distance of the worst disjunct from its unsafe set, in units of its constraints.
+    The ``bound`` of the result is the certified distance of the worst disjunct from its unsafe set, in units of its
+    constraints.
+
+    Args:
+        network: From ``load_onnx`` or ``from_torch``.
+        specification: From ``load_vnnlib``.
+        method: As for ``verify_robustness``.
+        timeout: Seconds; then the best found so far is returned.
+        seed: Of the attack.
+        memory: Bytes of one tensor.
+        dtype: ``torch.float64`` or ``torch.float32``.
+        device: Where to compute.
     """
     clock = _Clock()
     place = device_of(None, device)
@@ -191,7 +234,7 @@ def verify_specification(
     chosen = find_method(method)
     if isinstance(chosen, Auto):
         chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
-    structure = Structure(graph)
+    networks = Joined((Ensemble(graph),))
     bounds: list[float] = []
     left: set[str] = set()  # what is to be said unless a counterexample is found
     message = ""
@@ -201,22 +244,22 @@ def verify_specification(
             for end in (boxes[0].lower, boxes[0].upper, *boxes[0].ends)
         )
         region = Region(rounded_down(lower, dtype), -rounded_down(-upper, dtype), inner=(least, most))
-        unsafe = moved(_unsafe_of(boxes, dtype), place)
-        if not unsafe.groups:
+        margins = moved(_margins_of(boxes, dtype), place)
+        if not margins.groups:
             continue
-        bracket = prove(graph, structure, region, _middle(region), unsafe, chosen, effort)
-        best, _ = unsafe.best_rows(bracket.rows)
+        solution = solve(Problem(networks, region, _middle(region), margins), chosen, effort)
+        best, _ = margins.best_rows(solution.bounds)
         worst = float(best.min())
         bounds.append(worst)
         if worst > 0:
-            for line in contradictions([network], region, _middle(region), bracket.worst, seed).values():
+            for line in contradictions([network], region, _middle(region), solution.worst, seed).values():
                 left.add("error")
                 message = line
             continue
-        found = _replayed(network, graph, bracket.worst[0], region, unsafe, 0, None, touching=True)
+        found = _replayed(network, graph, solution.worst[0], region, margins, 0, None, touching=True)
         if found is not None and any(disjunct.holds(*found) for disjunct in boxes):  # as the file says it
             return SpecificationResult("sat", found[0], found[1], worst, *clock.spent())
-        left.add("timeout" if bracket.stopped == OUT_OF_TIME else "unknown")
+        left.add("timeout" if solution.stopped == OUT_OF_TIME else "unknown")
         if interrupted():
             break
     verdict = next((verdict for verdict in ("error", "timeout", "unknown") if verdict in left), "unsat")
@@ -244,6 +287,7 @@ class _Case:
         dtype: torch.dtype,
         device: torch.device | str | None,
     ) -> _Case:
+        """Network, inputs and labels as the question needs them, or an error that says what does not fit."""
         place = device_of(x, device)
         opened = open_network(network, x, single=np.ndim(label) == 0)
         graph = _graph(opened, classes=True).to(dtype, place)
@@ -262,7 +306,9 @@ class _Case:
             outputs = torch.cat([graph(part).flatten(1) for part in x.split(_BATCH)])
         classes = 2 if outputs.shape[1] == 1 else outputs.shape[1]
         if ((labels < 0) | (labels >= classes)).any():
-            raise InvalidInput(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
+            shifted = "; classes are counted from 0" if labels.min() >= 1 and labels.max() == classes else ""
+            found = f"got {labels.min()} to {labels.max()}"
+            raise InvalidInput(f"labels must be from 0 to {classes - 1}, {found}{shifted}")
         predicted = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         warn_of_labels(predicted, labels)
         return _Case(opened, graph, x, exact, labels, outputs, predicted)
@@ -282,7 +328,7 @@ class _Case:
         warn_of_units(self.exact, asked)
         return asked.around(self.exact, dtype=dtype)
 
-    def unsafe(self, property: str, targets: Sequence[int] | None) -> Unsafe:
+    def margins(self, property: str, targets: Sequence[int] | None) -> Margins:
         rivals = None
         if targets is not None:
             listed = targets if np.iterable(targets) else [targets]
@@ -296,31 +342,28 @@ class _Asked:
 
     case: _Case
     region: Region
-    unsafe: Unsafe
+    margins: Margins
     method: Method
     effort: Effort
     limits: TimeLimits
 
     @cached_property
-    def structure(self) -> Structure:
-        return Structure(self.case.graph)
+    def networks(self) -> Joined:
+        return Joined((Ensemble(self.case.graph),))
 
     @property
     def size(self) -> int:
         """How many instances fit into memory at once."""
-        width = self.structure.width(len(self.case.graph.nodes) - 1)
+        width = self.networks.graphs[0].structure.width(len(self.case.graph.nodes) - 1)
         return min(_BATCH, max(1, self.effort.memory // (8 * 4 * width)))
 
     def answer(self, batch: Tensor) -> list[Record]:
-        case, region, unsafe = self.case, self.region.take(batch), self.unsafe.take(batch)
+        case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)
         effort = replace(self.effort, deadline=self.limits.for_batch(len(batch)))
-        rest = (case.x[batch], unsafe, self.method, effort)
-        if isinstance(region, Choices):
-            bracket = prove_choices(case.graph, self.structure, region, *rest)
-        else:
-            bracket = prove(case.graph, self.structure, region, *rest)
-        found = [_record(case, i, place, bracket, region, unsafe) for place, i in enumerate(batch.tolist())]
-        return _replay(case, found, region, bracket.worst, self.effort.seed)
+        method = Enumerate(self.method) if isinstance(region, Choices) else self.method
+        solution = solve(Problem(self.networks, region, case.x[batch], margins), method, effort)
+        found = [_record(case, i, place, solution, region, margins) for place, i in enumerate(batch.tolist())]
+        return _replay(case, found, region, solution.worst, self.effort.seed)
 
     def nothing(self, index: int, why: str, failed: bool = False) -> Record:
         verdict = Verdict.ERROR if failed else Verdict.UNKNOWN
@@ -375,20 +418,25 @@ def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, s
     return records
 
 
-def _record(case: _Case, i: int, place: int, bracket: Bracket, region: Region, unsafe: Unsafe) -> Record:
-    best, _ = unsafe.best_rows(bracket.rows[:, place : place + 1])
+def _record(case: _Case, i: int, place: int, solution: Solution, region: Region, margins: Margins) -> Record:
+    """The verdict on one instance from its bounds and its attack, replayed in onnxruntime."""
+    best, _ = margins.best_rows(solution.bounds[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
-    attack = float(bracket.attack[place]) if bracket.attack[place].isfinite() else None
+    attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
     known = {"bound": bound, "attack": attack}
     if bound > 0:
-        least = unsafe.rows[:, place].argmin(-1).tolist() if unsafe.rows.shape[-1] > 1 else ()
-        how = {rival: bracket.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in bracket.proved_by}
-        note, cuts = bracket.notes.get(place, ""), bracket.cuts.get(place, ())
-        return case.record(i, Verdict.CERTIFIED, **known, message=note, cuts=cuts, proved_by=how)
-    message = "; ".join(filter(None, (bracket.stopped or Verdict.UNKNOWN.advice, bracket.notes.get(place))))
+        rows = margins.rows[:, place]
+        least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)
+        how, chosen = (
+            {rival: part[s, place] for s, rival in enumerate(least) if (s, place) in part}
+            for part in (solution.proved_by, solution.chosen)
+        )
+        proof = {"cuts": solution.cuts.get(place, ()), "proved_by": how, "chosen": chosen}
+        return case.record(i, Verdict.CERTIFIED, **known, message=solution.notes.get(place, ""), **proof)
+    message = "; ".join(filter(None, (solution.stopped or Verdict.UNKNOWN.advice, solution.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None
-        found = _replayed(case.network, case.graph, bracket.worst[place], region, unsafe, place, final)
+        found = _replayed(case.network, case.graph, solution.worst[place], region, margins, place, final)
         if found is not None:
             own = {"counterexample": found[0], "new_class": _class_of(found[1], final)}
             return case.record(i, Verdict.FALSIFIED, **known, **own)
@@ -407,7 +455,7 @@ def _replayed(
     graph: Graph,
     x: Tensor,
     region: Region,
-    unsafe: Unsafe,
+    margins: Margins,
     place: int,
     final: str | None,
     touching: bool = False,
@@ -416,7 +464,7 @@ def _replayed(
 
     Class rows compare outputs with each other or with zero, which a final softmax or sigmoid (less 1/2) keeps.
     """
-    unsafe, x = moved(unsafe.take(torch.tensor([place], device=x.device)), "cpu"), x.detach().cpu()
+    margins, x = moved(margins.take(torch.tensor([place], device=x.device)), "cpu"), x.detach().cpu()
     dtype = x.numpy().dtype if isinstance(network, Graph) else np.dtype(network.input_dtype)
     point = _rounded_inside(x, moved(region.take(torch.tensor([place], device=region.lower.device)), "cpu"), dtype)
     if point is None:
@@ -426,9 +474,9 @@ def _replayed(
     else:
         outputs = network.replay(point[None])[0].reshape(-1)
     compared = torch.as_tensor(outputs, dtype=torch.float64) - (0.5 if final == "sigmoid" else 0.0)
-    groups = torch.arange(unsafe.groups)
-    margins = unsafe.margins(compared.to(unsafe.rows).expand(unsafe.groups, -1), torch.zeros_like(groups), groups)
-    broken = (margins <= 0) if touching else (margins < 0)
+    groups = torch.arange(margins.groups)
+    least = margins.at(compared.to(margins.rows).expand(margins.groups, -1), torch.zeros_like(groups), groups)
+    broken = (least <= 0) if touching else (least < 0)
     return (point, outputs) if bool(broken.any()) else None
 
 
@@ -463,7 +511,7 @@ def _with_equal_inputs(disjuncts: Sequence[Disjunct]) -> list[list[Disjunct]]:
     return list(found.values())
 
 
-def _unsafe_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Unsafe:
+def _margins_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Margins:
     """``matrix @ y <= offset`` row by row; without rows all outputs are unsafe, as ``0 * y > 0`` never holds."""
     rows, offsets, group = [], [], []
     for number, disjunct in enumerate(disjuncts):
@@ -475,7 +523,7 @@ def _unsafe_of(disjuncts: Sequence[Disjunct], dtype: torch.dtype) -> Unsafe:
             raise InvalidInput(f"the property has coefficients that {dtype} cannot hold; use torch.float64")
         offsets.append(-rounded_down(-_tensor(offset, torch.float64), dtype))
         group += [number] * len(matrix)
-    return Unsafe(torch.cat(rows)[:, None], torch.cat(offsets)[:, None], torch.tensor(group))
+    return Margins(torch.cat(rows)[:, None], torch.cat(offsets)[:, None], torch.tensor(group))
 
 
 def _graph(network: Network | Graph, classes: bool) -> Graph:

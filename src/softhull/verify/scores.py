@@ -31,6 +31,7 @@ class AffinePiece:
     offset: Tensor
 
     def tangent(self, at: Tensor) -> AffinePiece:
+        """Itself."""
         return self
 
     rounds: ClassVar[int] = 1
@@ -44,10 +45,12 @@ class ConcavePiece:
     rounds: ClassVar[int] = 3  # tangents tried, each at the worst point of the one before
 
     def tangent(self, at: Tensor) -> AffinePiece:
+        """The tangent at distributions ``at [B, K]``, raised by what rounding may have cost."""
         # Inside the simplex, where the derivative of an entropy still exists.
         at = at.detach().clamp(min=1e-9).requires_grad_(True)
-        value = self.function(at)
-        (slope,) = torch.autograd.grad(value.sum(), at)
+        with torch.enable_grad():
+            value = self.function(at)
+            (slope,) = torch.autograd.grad(value.sum(), at)
         value, at = value.detach(), at.detach()
         # Value and slope are accurate to a few dozen units; a slope that is off moves the tangent by as much at most.
         size = value.abs() + (slope.abs() * (1 + at)).sum(1)

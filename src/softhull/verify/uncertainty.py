@@ -28,21 +28,22 @@ from ..solve.dual import Dual
 from ..solve.layers import is_feedforward, stack_networks
 from ..solve.softmax import parse_bounds
 from .about import describe
-from .branching import ByBranching
-from .ensemble import join
+from .branching import Cells
+from .engine import solve
+from .ensemble import Joined, Layered, join
 from .instances import Progress, answer_all
 from .methods import SCORES, find_method
 from .names import renamed
-from .question import Proof, ScoreQuestion
+from .problem import Effort, Problem, Proof
+from .programs import Programs
 from .replay import contradictions
 from .result import SCHEMA, finite
+from .score_claims import ScoreClaims
 from .scores import Score, find_score
-from .stages import ByPrograms, ByWalks
 
 # Instances worked on together: bounds the memory whatever the number of instances.
 BATCH = 128
 
-Solver = ByPrograms | ByWalks | ByBranching
 Networks = Network | Graph | torch.nn.Module | Sequence[Network | Graph | torch.nn.Module]
 
 
@@ -195,32 +196,47 @@ def verify_uncertainty(
     progress: Progress | None = None,
     proofs: bool = False,
 ) -> UncertaintyResult:
-    """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
+    """Certified bound on the score of the mean probabilities of an ensemble over all inputs within the perturbation.
 
-    ``x [B, *shape]``, ``label [B]``; networks, inputs and perturbation as for ``verify_robustness``. ``method``:
-    ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for feedforward networks; ``"second-order"``,
-    ``"linear"`` for all; or one of their settings objects. ``bound``: the softmax bounds, ``"all"`` or a pair such as
-    ``"er/lse"``; ``separate`` lets every network choose its own input. ``rounding``: ``"outward"`` charges
-    every rounding error to the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does
-    not. ``timeout``, ``budget``, ``device``, ``workers`` and ``progress`` as for ``verify_robustness``.
-    ``proofs``: keep what was chosen to prove the bounds, for certificates.
+    An attack runs beside it: the true worst score lies between ``attack`` and ``bound`` of every record.
+
+    Args:
+        networks: One network or several; all see the same perturbed input, and their probabilities are averaged.
+        x (array [B, ...]): Inputs, as for ``verify_robustness``.
+        label (integers [B]): The class of every input.
+        perturbation: The region around every input; a number is an l_inf radius.
+        score: ``"nll"``, ``"brier"``, ``"confidence"``, ``"error"``, ``"margin"``, ``"entropy"`` or a ``Score``.
+        method: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for feedforward networks;
+            ``"second-order"``, ``"linear"`` for all; or a method object.
+        bound: The softmax bounds: ``"all"`` or a pair such as ``"er/lse"``.
+        separate: Lets every network have its own worst input: looser, but cheaper for large ensembles.
+        attack: Settings of the attack.
+        timeout: Seconds per instance; the instances of a batch share their time.
+        budget: Seconds for the whole call.
+        seed: Of the attack.
+        rounding: ``"outward"`` charges every rounding error to the bound, so that it holds for the networks as
+            real-valued functions; ``"nearest"`` does not.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the instances; ``"auto"`` is one per CPU if the work is long.
+        progress: Called as ``progress(done, total)`` while instances are answered.
+        proofs: Keep what was chosen to prove the bounds, for certificates.
     """
     check_rounding(rounding)
     limits = TimeLimits.of(timeout, budget)
     score, place, perturbation = find_score(score), device_of(x, device), as_perturbation(perturbation)
     networks = open_networks(networks, x)
-    solver = find_solver(networks, find_method(method, SCORES), bound, separate, rounding)
-    x, label = check_inputs(x, label, solver.classes, networks)
+    kind = find_method(method, SCORES)
+    bounded, how = prepare(networks, kind, bound, separate, rounding, place)
+    x, label = check_inputs(x, label, bounded.classes, networks)
     warn_of_units(x, perturbation)
-    solver, x, label = solver.to(place), x.to(place), label.to(place)
+    x, label = x.to(place), label.to(place)
     attack = attack or ScoreAttack(seed=seed)
     region = perturbation.around(x)
     outward = rounding == "outward"
-    asked = _Asked(networks, solver, score, attack, region, x, label, outward, limits, seed, proofs)
+    asked = _Asked(networks, bounded, how, score, attack, region, x, label, outward, limits, seed, proofs)
     found = answer_all(asked, torch.arange(len(x)), BATCH, workers, progress)
     records = tuple(found.records[i] for i in range(len(x)))
     more = {"score": score.name, "separate": separate, "timeout": timeout, "budget": budget, "seed": seed}
-    kind = find_method(method, SCORES)
     about = describe("uncertainty", networks, x, label, perturbation, kind, bound=bound, **more, device=str(place))
     return UncertaintyResult(score, records, found.cpu_seconds, found.seconds, rounding, found.interrupted, about)
 
@@ -230,7 +246,8 @@ class _Asked:
     """How bad can a score become? A question about inputs ``x`` with their regions and labels."""
 
     networks: Sequence[Network | Graph]
-    solver: Solver
+    bounded: Joined | Layered
+    method: Any
     score: Score
     attack: ScoreAttack
     region: Region
@@ -243,14 +260,15 @@ class _Asked:
 
     def answer(self, batch: Tensor) -> list[ScoreRecord]:
         """The attack, then the best bound; a deadline leaves the best found so far."""
-        solver, score = self.solver, self.score
+        bounded, score = self.bounded, self.score
         here, deadline = batch.to(self.x.device), self.limits.for_batch(len(batch))
         region, x, label = self.region.take(here), self.x[here], self.label[here]
-        _, worst = self.attack.run(partial(_badness, solver, score, label), region, [x], deadline)
-        at = solver.probabilities(worst)
-        found = solver.highest(ScoreQuestion(score, region, label, worst, at, self.outward, deadline))
-        certified, attacked = score.from_badness(found.badness), score.value(at, label)
-        own = solver.probabilities(x)
+        _, worst = self.attack.run(partial(_badness, bounded, score, label), region, [x], deadline)
+        at = bounded.probabilities(worst)
+        claims, effort = ScoreClaims(score, label, at, self.outward), Effort(deadline, attack="never")
+        found = solve(Problem(bounded, region, worst, claims), self.method, effort)
+        certified, attacked = score.from_badness(-found.bounds[0]), score.value(at, label)
+        own = bounded.probabilities(x)
         clean = score.value(own, label)
         wrong = contradictions(self.networks, region, x, worst, self.seed)
         return [
@@ -261,7 +279,7 @@ class _Asked:
                 float(attacked[i]),
                 float(clean[i]),
                 worst[i].cpu().numpy(),
-                wrong.get(i, found.notes.get(i, "")),
+                wrong.get(i, found.notes.get(i, found.stopped)),
                 failed=i in wrong,
                 predicted=int(own[i].argmax()),
                 new_class=int(at[i].argmax()),
@@ -287,31 +305,43 @@ def open_networks(networks: Networks, x: Any) -> list[Network | Graph]:
     return [open_network(network, x) for network in networks]
 
 
-def _badness(solver: Solver, score: Score, label: Tensor, x: Tensor) -> Tensor:
-    return score.badness(solver.probabilities(x), label)
+def _badness(bounded: Joined | Layered, score: Score, label: Tensor, x: Tensor) -> Tensor:
+    return score.badness(bounded.probabilities(x), label)
 
 
-def find_solver(networks: Sequence[Network | Graph], method: Any, bound: str, separate: bool, rounding: str) -> Solver:
-    """Convex programs or walks, as the method says; ``Auto`` leaves only networks that are not feedforward to walks."""
+def all_feedforward(networks: Sequence[Network | Graph]) -> bool:
+    """Whether all networks are feedforward or convolutional, without products of variable tensors."""
+    return all(is_feedforward(network.graph if isinstance(network, Network) else network) for network in networks)
+
+
+def prepare(
+    networks: Sequence[Network | Graph], method: Any, bound: str, separate: bool, rounding: str, device: torch.device
+) -> tuple[Joined | Layered, Any]:
+    """The networks as convex programs or walks take them, and the method with all its settings.
+
+    ``Auto`` leaves only networks that are not feedforward to walks.
+    """
     if not networks:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(networks)]
     graphs = [(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in networks]
-    softmax = parse_bounds(bound)
+    softmax, outward = parse_bounds(bound), rounding == "outward"
     if isinstance(method, Branch):
         if separate:
             raise InvalidInput("method 'branch' bounds all networks over one input; leave separate out")
-        return ByBranching(stack_networks(graphs, labels), method, softmax)
-    if isinstance(method, Auto) and all(is_feedforward(graph) for graph in graphs):
+        if device.type != "cpu":
+            raise InvalidInput("method 'branch' bounds scores on the CPU; leave device out")
+        return Layered(stack_networks(graphs, labels)), Cells(method, softmax, outward)
+    if isinstance(method, Auto) and all_feedforward(networks):
         method = Dual()
     if not isinstance(method, Linear | SecondOrder | Auto):
-        return ByPrograms(stack_networks(graphs, labels), method, softmax, separate)
+        return Layered(stack_networks(graphs, labels)).to(device), Programs(method, softmax, separate, outward)
     if bound != "all":
         if softmax.lower != softmax.upper:
             raise InvalidInput(f"bound {bound!r}: networks with attention take one bound for both sides, such as hull")
         method = replace(method, bound=softmax.lower[0])
     whole = join(graphs, labels)
-    return ByWalks(whole.alone if separate else (whole,), replace(method, rounding=rounding))
+    return Joined(whole.alone if separate else (whole,)).to(device), replace(method, rounding=rounding)
 
 
 def check_inputs(x: Any, y: Any, classes: int, networks: Sequence[Network | Graph]) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,17 @@
-"""Bounds on the mean class probabilities of networks of any kind, by walks back through them.
+"""Walks back through networks of any kind, stage by stage: linear, contracted, second order, gradient steps.
 
-The planes of a score take the place of a class margin: a row on the probabilities walks through planes of the final
-softmax to the logits and on to the input. How good these planes are depends on what is known of differences of logits.
-Second order bounds the differences that matter first, each as one quadratic of the input noise, then the row itself.
+A stage bounds rows of the output of every network from below, be they margins of a class or planes of a score. For a
+score a row on the probabilities walks through planes of the final softmax to the logits and on to the input; how good
+these planes are depends on what is known of differences of logits. Second order bounds the differences that matter
+first, each as one quadratic of the input noise, then the row itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,202 +21,327 @@ from ..graph.operator import Interval
 from ..graph.rounding import share, underflow
 from ..propagate import softmax as softmaxes
 from ..propagate.crown import LinearBounds
-from ..propagate.methods import Linear, SecondOrder
-from ..propagate.optimize import optimized_lower, with_better_differences
+from ..propagate.methods import Auto, Linear, Paper, SecondOrder
+from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
+from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
 from ..propagate.second_order.sums import sum_of
-from ..regions import Region
-from ..solve.solution import Solution, simplex_bound
-from .ensemble import Ensemble
+from ..propagate.structure import pieces, positions
+from .engine import Work, stages
+from .ensemble import Ensemble, Joined
+from .simplex import MeanProbabilities
 
-# Bytes of one coefficient tensor.
-MEMORY = 1 << 24
+# The ways in which a stage may bound a row.
+LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
+# A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
+# classes ends with its proof, but one about a score would go on through every stage for digits that nobody reads.
+SETTLED = 1e-3
 # Factorisations spent on one difference of logits: twelve instead of four gain a percent of a score.
 STEPS = 4
 # A class whose probability stays below this share of that of another rival does not move a score.
 NEGLIGIBLE = 1e-3
 
 
-class Simplex:
-    """What is known of any distributions: probabilities are at least 0 and sum to one. ``at [B, K]`` are some."""
-
-    def __init__(self, at: Tensor, outward: bool) -> None:
-        self.at, self.outward = at, outward
-
-    @property
-    def together(self) -> int:
-        """How many rows may be solved for at once, whatever the number of instances."""
-        return 1
-
-    def probabilities(self) -> Interval:
-        """Ranges ``[B, K]`` of the mean probabilities."""
-        return torch.zeros_like(self.at), torch.ones_like(self.at)
-
-    def logits(self) -> list[Interval]:
-        """Ranges ``[B, K]`` of the logits of every network; empty where nothing is known of them."""
-        return []
-
-    def trivial(self, coefficients: Tensor) -> Tensor:
-        """Bounds ``[B]`` on the maximum of ``coefficients . p`` by ranges and simplex alone."""
-        return simplex_bound(coefficients, *self.probabilities(), self._share(coefficients.shape[1] + 4))
-
-    def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
-        """Bounds ``[b]`` on the maximum of ``coefficients . p`` for some of the instances."""
-        least, most = (end[instances] for end in self.probabilities())
-        bound = simplex_bound(coefficients, least, most, self._share(coefficients.shape[1] + 4))
-        return self._solution(bound, coefficients, instances)
-
-    def _solution(self, bound: Tensor, coefficients: Tensor, instances: Tensor) -> Solution:
-        """The bound, and as a place where it is attained the middle between the attack and the worst of the ranges."""
-        least, most = (end[instances] for end in self.probabilities())
-        order = coefficients.argsort(-1, descending=True)
-        room = (most - least).gather(-1, order)
-        taken = (1 - least.sum(-1, keepdim=True) - room.cumsum(-1) + room).clamp(min=0)
-        worst = least.scatter_add(-1, order, torch.minimum(room, taken))
-        return Solution(bound, (self.at[instances] + worst) / 2, self.at[instances, :0], {})
-
-    def _share(self, operations: int) -> float:
-        return share(operations, self.at.dtype) if self.outward else 0.0
+@stages.register(Linear)
+@stages.register(Paper)
+def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
+    walks = linear_walks(work, method)
+    yield walks
+    if method.contract:
+        yield walks.among(work.open(), CONTRACTED)
+    work.attack_open()
+    if isinstance(method, Linear) and method.optimize:
+        yield from by_gradient(work, method, walks)
 
 
-class Walks(Simplex):
-    """Linear walks through ``ensembles``, whose probabilities are averaged; each has an input of its own.
+@stages.register(SecondOrder)
+def _(method: SecondOrder, work: Work) -> Iterator[Walks]:
+    walks = linear_walks(work, method.linear)
+    yield walks
+    work.attack_open()
+    if networks_of(work).products:
+        yield from second_order(work, walks, method)
+    else:
+        everyone = walks.instances.tolist()
+        work.note(everyone, "linear bounds only: the network has no products of variable tensors")
 
-    ``worst`` are attacked inputs: planes of the final softmax are tangent at their logits.
+
+@stages.register(Auto)
+def _(method: Auto, work: Work) -> Iterator[Walks]:
+    work.tolerance = SETTLED
+    if not networks_of(work).products:
+        yield from stages(method.linear, work)
+        return
+    # Fitted rows gain a few percent of a score at ten times the cost: only for those who ask for them.
+    second = method.second_order if work.claims.ends else replace(method.second_order, row_fit=False)
+    walks = linear_walks(work, second.linear)
+    yield walks
+    work.attack_open()
+    before = work.claims.least(work.found)
+    yield from second_order(work, walks, second)
+    if method.optimize:
+        yield from by_gradient(work, method.linear, None, ~(work.claims.least(work.found) > before))
+
+
+def second_order(work: Work, walks: Walks, method: SecondOrder) -> Iterator[Walks]:
+    """What second order adds to linear walks, on as many instances at once as fit."""
+    together = min(instances_together(bounds) for bounds in walks.bounds)
+    for part in pieces(work.open(), together):
+        stage = Quadratics.after(work, walks.among(part), method)
+        if stage is not None:
+            yield stage
+
+
+def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor | None = None) -> Iterator[Walks]:
+    """Gradient steps on the free parameters of linear bounds, first for score differences, then for the rows.
+
+    ``walks`` are those of the method on all instances, as far as it was used before.
+    """
+    # Steps start from the mean of the two planes of a product. One of them alone may be far better, by where the
+    # factors sit in their intervals (probabilities near 0), and is tried first where that may be the proof.
+    for mixture in (1.0, 0.0) if networks_of(work).products and work.claims.ends else ():
+        if len(left := work.open(among)):
+            yield linear_walks(work, replace(method, mixture=mixture, contract=False), left)
+    if walks is None and len(left := work.open(among)):
+        walks = linear_walks(work, method, left)
+        yield walks.among(left, CONTRACTED)
+    if walks is not None and len(left := work.open(among)):
+        steps, tightened = max(1, method.optimize // 2), walks.among(left, CONTRACTED, GRADIENT)
+        kept = Kept() if work.effort.proofs else None
+        apart = None if kept is None else kept.apart
+        better = [with_better_differences(bounds, steps, method.learning_rate, apart) for bounds in tightened.bounds]
+        yield replace(tightened.knowing(better, work.found.worst[left]), kept=kept)
+
+
+def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None) -> Walks:
+    """Linear walks for some instances; where they are not named, a first look at all."""
+    here, region = work.instances if instances is None else instances, work.problem.region
+    region = region if len(here) == region.size else region.take(here)
+    graphs, found = networks_of(work).graphs, []
+    for each in graphs:
+        bounds = LinearBounds(each.graph, region, method, each.structure, work.effort.memory, work.effort.deadline)
+        bounds.check_time()
+        bounds.prepare(len(each.graph.nodes) - 1)
+        for index in each.softmaxes:
+            bounds.differences(index)
+        found.append(bounds)
+    walks = Walks(graphs, here, tuple(found), (LINEAR,), instances is None)
+    return walks.knowing(found, work.found.worst[here])
+
+
+def networks_of(work: Work) -> Joined:
+    """The networks of a problem as joint graphs."""
+    assert isinstance(work.problem.networks, Joined)
+    return work.problem.networks
+
+
+@dataclass
+class Kept:
+    """What gradient steps chose: for score differences, and in the last walks on rows, piece by piece."""
+
+    apart: Apart = field(default_factory=dict)
+    rows: list[Chosen] = field(default_factory=list)
+
+    def of(self, row: int, place: int) -> tuple[Chosen, Apart]:
+        """The choices for one of the rows of the last walks, which is about one place of their stage."""
+        for part in self.rows:
+            if row < part.rows.shape[1]:
+                break
+            row -= part.rows.shape[1]
+        return part.of(row), {i: [each.of(place) for each in found] for i, found in self.apart.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Walks:
+    """Linear walks through ``graphs``, each with an input of its own, for some ``instances`` of a batch.
+
+    ``ways`` are tried one after the other; ``first``: nothing was bounded before.
     """
 
-    def __init__(
-        self, ensembles: Sequence[Ensemble], bounds: Sequence[LinearBounds], method: Linear, worst: Tensor
-    ) -> None:
-        super().__init__(mean_probabilities(ensembles, worst), method.rounding == "outward")
-        self.ensembles, self.bounds, self.method, self.worst = ensembles, bounds, method, worst
-        self.networks = sum(ensemble.networks for ensemble in ensembles)
+    graphs: tuple[Ensemble, ...]
+    instances: Tensor
+    bounds: tuple[LinearBounds, ...]
+    ways: tuple[str, ...]
+    first: bool = False
+    kept: Kept | None = field(default=None, kw_only=True)  # what gradient steps chose, where it is asked for
 
-    @staticmethod
-    def of(ensembles: Sequence[Ensemble], region: Region, method: Linear, worst: Tensor, deadline: float) -> Walks:
+    dear: ClassVar[bool] = False  # whether a row costs more than all that was done to get here
+
+    def among(self, instances: Tensor, *ways: str) -> Walks:
+        """The same for some of the instances, a later stage by other ways."""
+        bounds = self.bounds
+        if len(instances) < len(self.instances):
+            places = self.places(instances)
+            bounds = tuple(each.take(places) for each in bounds)
+        return replace(self, instances=instances, bounds=bounds, ways=ways or self.ways, first=False)
+
+    def knowing(self, bounds: Sequence[LinearBounds], worst: Tensor) -> Self:
+        """The same with better bounds, and planes of every final softmax that are tangent at some inputs."""
+        touching = (_touching(each, found, worst) for each, found in zip(self.graphs, bounds))
+        return replace(self, bounds=tuple(touching))
+
+    def places(self, instances: Tensor) -> Tensor:
+        """Where instances of the batch are among those of this stage, which are in order."""
+        return torch.searchsorted(self.instances, instances)
+
+    def lower(
+        self,
+        way: str,
+        rows: Tensor,
+        places: Tensor | None = None,
+        target: Tensor | None = None,
+        number: int = 0,
+    ) -> Tensor:
+        """Lower bounds ``[S, b]`` on ``<rows [S, b, outputs], output>`` of one graph, for some places or all of them.
+
+        Work on a row ends when its bound exceeds its target ``[S, b]``.
+        """
+        bounds = self.bounds[number]
+        rows = rows.reshape(*rows.shape[:2], *bounds.graph.output_shape)
+        target = rows.new_full(rows.shape[:2], math.inf) if target is None else target
+        if places is None:
+            parts = pieces(positions(rows), bounds.chunk(len(bounds.graph.nodes) - 1))
+            return torch.cat([self._walk(bounds, way, rows[part], target[part]) for part in parts])
         found = []
-        for ensemble in ensembles:
-            bounds = LinearBounds(ensemble.graph, region, method, ensemble.structure, MEMORY, deadline)
+        if self.kept is not None:
+            self.kept.rows.clear()
+        for part in pieces(positions(places), _pairs_together(bounds, way)):
             bounds.check_time()
-            bounds.prepare(len(ensemble.graph.nodes) - 1)
-            for index in ensemble.softmaxes:
-                bounds.differences(index)
-            if method.optimize:
-                bounds = with_better_differences(bounds, max(1, method.optimize // 2), method.learning_rate)
-            found.append(_touching(ensemble, bounds, worst))
-        return Walks(ensembles, found, method, worst)
+            found.append(self._walk(bounds.take(places[part]), way, rows[:, part], target[:, part]))
+        return torch.cat(found, 1)
 
-    def probabilities(self) -> Interval:
-        ends = [bounds.interval(i) for e, bounds in zip(self.ensembles, self.bounds) for i in e.softmaxes]
+    def _walk(self, bounds: LinearBounds, way: str, rows: Tensor, target: Tensor) -> Tensor:
+        method, last = bounds.method, len(bounds.graph.nodes) - 1
+        if way == GRADIENT:
+            chosen = None if self.kept is None else Chosen(rows)
+            if self.kept is not None and chosen is not None:
+                self.kept.rows.append(chosen)
+            return optimized_lower(bounds, last, rows, method.optimize, method.learning_rate, target[0], chosen)
+        return bounds.lower(last, rows, contract=way == CONTRACTED)
+
+    # What a score asks for
+
+    def relaxed(self, at: Tensor, outward: bool) -> MeanProbabilities:
+        """What is known of the mean probabilities; ``at [b, K]`` are some."""
+        return MeanProbabilities(at, outward, self)
+
+    def best(self, number: int, rows: Tensor, places: Tensor) -> Tensor:
+        """The best bounds ``[b]`` of all ways on ``<rows [b, K], sum of the probabilities>`` of one graph."""
+        found = [self.lower(way, rows[None], places, None, number)[0] for way in self._ways(number)]
+        return torch.stack(found).amax(0)
+
+    def _ways(self, number: int) -> tuple[str, ...]:
+        """The ways that bound the probabilities of one graph."""
+        return self.ways
+
+    def probabilities(self, outward: bool) -> Interval:
+        """Ranges ``[b, K]`` of the mean probabilities."""
+        ends = [bounds.interval(i) for each, bounds in zip(self.graphs, self.bounds) for i in each.softmaxes]
         least, most = (torch.stack(side).mean(0) for side in zip(*ends))
-        if not self.outward:
+        if not outward:
             return least, most
-        cost, lost = self._share(self.networks), underflow(least.dtype)
+        cost, lost = share(len(ends), least.dtype), underflow(least.dtype)
         return (least * (1 - cost) - lost).clamp(min=0), (most * (1 + cost) + lost).clamp(max=1)
 
     def logits(self) -> list[Interval]:
-        ends = [bounds.interval(i) for e, bounds in zip(self.ensembles, self.bounds) for i in e.logits]
+        """Ranges ``[b, K]`` of the logits of every network."""
+        ends = [bounds.interval(i) for each, bounds in zip(self.graphs, self.bounds) for i in each.logits]
         return [(low.flatten(1), high.flatten(1)) for low, high in ends]
 
-    def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
-        bound = torch.zeros_like(coefficients[:, 0])
-        size = torch.zeros_like(bound)
-        for number in range(len(self.bounds)):
-            low = self._lower(number, -coefficients, instances)
-            bound, size = bound - low, size + low.abs()
-        bound = (bound + self._share(len(self.bounds)) * size) / self.networks
-        bound = bound + self._share(2) * bound.abs()
-        # Where a walk overflowed, nothing is known.
-        return self._solution(torch.where(bound.isfinite(), bound, math.inf), coefficients, instances)
-
-    def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
-        """Lower bounds ``[b]`` on ``<rows, sum of the probabilities>`` of one ensemble."""
-        bounds, last = self.bounds[number].take(instances), len(self.ensembles[number].graph.nodes) - 1
-        low = bounds.lower(last, rows[None], contract=self.method.contract)[0]
-        if self.method.optimize:
-            never = torch.full_like(low, math.inf)
-            better = optimized_lower(bounds, last, rows[None], self.method.optimize, self.method.learning_rate, never)
-            low = torch.maximum(low, better[0])
-        return low
+    def choices(self, places: Tensor) -> dict[str, Any]:
+        """What was chosen for some of the instances, for certificates."""
+        return {}
 
 
-class SecondOrderWalks(Walks):
-    """Linear walks with second order for differences of logits and for rows.
+@dataclass(frozen=True, eq=False)
+class Quadratics(Walks):
+    """Second order for rows, and before them for the differences of logits that a score depends on.
 
-    ``second``: for every ensemble its networks, None where there are no affine forms for a network or region and the
-    linear bounds stand; ``pairs [B, K, K]``: the differences of logits that were bounded first; ``note``: what of the
-    method could not be used.
+    ``second``: for every graph its networks, None where there are no affine forms for a network or region and the
+    linear bounds stand; ``pairs [b, K, K]``: the differences of logits that were bounded first.
     """
 
-    def __init__(
-        self,
-        first: Walks,
-        bounds: Sequence[LinearBounds],
-        second: Sequence[Sequence[SecondOrderBounds | None]],
-        method: SecondOrder,
-        pairs: Tensor,
-        note: str,
-    ) -> None:
-        super().__init__(first.ensembles, bounds, first.method, first.worst)
-        self.second, self.second_order, self.pairs, self.note = second, method, pairs, note
+    second: tuple[tuple[SecondOrderBounds | None, ...], ...] = ()
+    steps: int = 0
+    pairs: Tensor | None = None
+
+    dear: ClassVar[bool] = True
 
     @staticmethod
-    def after(first: Walks, method: SecondOrder, classes: Tensor) -> SecondOrderWalks:
-        """What second order adds to linear walks, whose knowledge is taken over.
-
-        The differences are those between ``classes [B, n]`` (the label, the prediction) and all others that matter.
-        """
-        pairs = _pairs_that_matter(classes, first.probabilities()[1])
-        note, found, seconds = "", [], []
-        for ensemble, bounds in zip(first.ensembles, first.bounds):
+    def after(work: Work, walks: Walks, method: SecondOrder) -> Quadratics | None:
+        """What second order adds to linear walks, whose knowledge is taken over; None where it adds nothing."""
+        here, worst, pairs = walks.instances, work.found.worst[walks.instances], None
+        if walks.graphs[0].softmaxes:
+            classes = work.claims.classes[here]  # the label, the prediction
+            pairs = _pairs_that_matter(classes, walks.probabilities(True)[1])
+        found, seconds = [], []
+        for each, bounds in zip(walks.graphs, walks.bounds):
             members: list[SecondOrderBounds | None] = []
             # Networks alone pass through narrow layers that all of them together do not.
-            for place, member in enumerate(ensemble.alone):
+            for place, member in enumerate(each.alone):
                 try:
-                    second = _second_order(ensemble, bounds, member)
+                    second = _second_order(each, bounds, member)
                 except (SofthullError, torch.linalg.LinAlgError) as problem:
-                    note = f"linear bounds only: {' '.join(str(problem).split())}"
+                    work.note(here.tolist(), f"linear bounds only: {' '.join(str(problem).split())}")
                     members.append(None)
                     continue
                 if second.forms.forgotten:
-                    note = f"{second.forms.forgotten} products relaxed linearly to save memory"
-                bounds = bounds if ensemble.members else second.bounds
-                (index,), (logits,) = member.softmaxes, member.logits
-                known = second.bounds.differences(index)
-                if known is not None and logits >= 0:
-                    better = _differences(second, logits, known, pairs, min(STEPS, method.steps))
-                    second = second.knowing(second.bounds.knowledge.with_differences(index, better))
-                    bounds = bounds.knowing(bounds.knowledge.with_differences(ensemble.softmaxes[place], better))
-                members.append(second.knowing(_touching(member, second.bounds, first.worst).knowledge))
-            seconds.append(members)
-            found.append(_touching(ensemble, bounds, first.worst))
-        return SecondOrderWalks(first, found, seconds, method, pairs, note)
+                    line = f"{second.forms.forgotten} products relaxed linearly to save memory"
+                    work.note(here.tolist(), line)
+                bounds = bounds if each.members else second.bounds
+                if pairs is not None:
+                    (index,), (logits,) = member.softmaxes, member.logits
+                    known = second.bounds.differences(index)
+                    if known is not None and logits >= 0:
+                        better = _differences(second, logits, known, pairs, min(STEPS, method.steps))
+                        second = second.knowing(second.bounds.knowledge.with_differences(index, better))
+                        bounds = bounds.knowing(bounds.knowledge.with_differences(each.softmaxes[place], better))
+                    second = second.knowing(_touching(member, second.bounds, worst).knowledge)
+                members.append(second)
+            seconds.append(tuple(members))
+            found.append(bounds)
+        if not any(second for members in seconds for second in members):
+            return None
+        # What is known of the final softmax by now is worth a linear walk of its own.
+        ways = (LINEAR, QUADRATIC) if pairs is not None else (QUADRATIC,)
+        ways = (*ways, FITTED) if method.row_fit else ways
+        stage = Quadratics(walks.graphs, here, walks.bounds, ways, False, tuple(seconds), method.steps, pairs)
+        return stage.knowing(found, worst)
 
-    def solve(self, coefficients: Tensor, instances: Tensor) -> Solution:
-        found = super().solve(coefficients, instances)
-        notes = dict.fromkeys(range(len(instances)), self.note) if self.note else {}
-        return replace(found, notes=notes, certificate={"pairs": self.pairs[instances]})
-
-    def _lower(self, number: int, rows: Tensor, instances: Tensor) -> Tensor:
-        low = super()._lower(number, rows, instances)
+    def lower(
+        self,
+        way: str,
+        rows: Tensor,
+        places: Tensor | None = None,
+        target: Tensor | None = None,
+        number: int = 0,
+    ) -> Tensor:
         found = [second for second in self.second[number] if second is not None]
-        if len(found) < len(self.second[number]):
-            return low
-        never, steps = torch.full_like(low, math.inf), self.second_order.steps
-        if len(found) > 1:
-            noise = found[0].forms.noise
-            total = sum_of([second.quadratic(rows, instances) for second in found], noise.inputs)
-            return torch.maximum(low, bound_quadratic(total, noise, steps, never))
-        for fitted in (False, True) if self.second_order.row_fit else (False,):
-            low = torch.maximum(low, found[0].lower(rows, instances, steps, never, fitted))
-        return low
+        if way == LINEAR or len(found) < len(self.second[number]):
+            return super().lower(LINEAR, rows, places, target, number)
+        assert places is not None
+        flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
+        goal = flat.new_full((len(flat),), math.inf) if target is None else target[0]
+        if len(found) == 1:
+            return found[0].lower(flat, places, self.steps, goal, way == FITTED)[None]
+        noise = found[0].forms.noise
+        total = sum_of([second.quadratic(flat, places) for second in found], noise.inputs)
+        return bound_quadratic(total, noise, self.steps, goal)[None]
+
+    def _ways(self, number: int) -> tuple[str, ...]:
+        if None in self.second[number]:
+            return (LINEAR,)
+        return self.ways if len(self.second[number]) == 1 else (LINEAR, QUADRATIC)
+
+    def choices(self, places: Tensor) -> dict[str, Any]:
+        return {} if self.pairs is None else {"pairs": self.pairs[places]}
 
 
 def _second_order(whole: Ensemble, shared: LinearBounds, member: Ensemble) -> SecondOrderBounds:
     """Second order for one network of an ensemble; where it is the only one, its bounds are those of the whole."""
     if not whole.members:
         return SecondOrderBounds.of(shared)
-    bounds = LinearBounds(member.graph, shared.region, shared.method, member.structure, MEMORY, shared.deadline)
+    bounds = LinearBounds(member.graph, shared.region, shared.method, member.structure, shared.memory, shared.deadline)
     bounds.prepare(len(member.graph.nodes) - 1)
     return SecondOrderBounds.of(bounds)
 
@@ -239,12 +366,6 @@ def _touching(ensemble: Ensemble, bounds: LinearBounds, x: Tensor) -> LinearBoun
     return bounds
 
 
-def mean_probabilities(ensembles: Sequence[Ensemble], x: Tensor) -> Tensor:
-    """Mean class probabilities ``[B, K]`` of all networks."""
-    total = torch.stack([ensemble.graph(x) for ensemble in ensembles]).sum(0)
-    return total / sum(ensemble.networks for ensemble in ensembles)
-
-
 def _pairs_that_matter(classes: Tensor, most: Tensor) -> Tensor:
     """Mask ``[B, K, K]`` of the pairs of one of ``classes [B, n]`` and a rival that ``most [B, K]`` leaves a chance."""
     own = torch.zeros_like(most, dtype=torch.bool).scatter(1, classes, True)
@@ -252,3 +373,16 @@ def _pairs_that_matter(classes: Tensor, most: Tensor) -> Tensor:
     there = own | (rivals > NEGLIGIBLE * rivals.amax(1, keepdim=True))
     apart = ~torch.eye(most.shape[1], dtype=torch.bool, device=most.device)
     return apart & (own[:, :, None] | own[:, None, :]) & there[:, :, None] & there[:, None, :]
+
+
+def instances_together(bounds: LinearBounds) -> int:
+    """How many instances to hold affine forms of at once, with some ten tensors of slopes each."""
+    slopes = math.prod(bounds.graph.input_shape) * bounds.structure.width(len(bounds.graph.nodes) - 1)
+    return max(1, (TENSORS * bounds.memory) // (8 * 10 * slopes))
+
+
+def _pairs_together(bounds: LinearBounds, way: str) -> int:
+    """How many (row, instance) pairs to walk for at once; all but linear walks have some thousand factors each."""
+    if way == LINEAR:
+        return max(1, bounds.memory // (8 * bounds.structure.width(len(bounds.graph.nodes) - 1)))
+    return max(1, (32 * bounds.memory) // (8 * 1024 * bounds.structure.volume(len(bounds.graph.nodes) - 1)))

@@ -127,6 +127,7 @@ def _replay(case: Sample) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     session = onnxruntime.InferenceSession(case.content, options, providers=["CPUExecutionProvider"])
     return np.stack([session.run(None, {"x": x})[0] for x in case.x])
 

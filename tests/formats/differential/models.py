@@ -139,9 +139,9 @@ def _sum(w: Writer, x: str, shape: tuple[int, ...]) -> str:
 
 @_odd("Pow", shapes=VECTORS)
 def _pow(w: Writer, x: str, shape: tuple[int, ...]) -> str:
-    power = w.pick(3.0, 2.0, 2.0, 1.0, 0.5, -0.5, -1.0)
-    base = x if power > 0.5 else w.op("Exp", w.op("Neg", x))
-    kind = w.pick(None, None, np.int64) if power in (1.0, 2.0, 3.0) else None
+    power = w.pick(4.0, 5.0, 3.0, 2.0, 2.0, 1.0, 0.0, 0.5, -0.5, -1.0, -2.0, 2.5, 0.3)
+    base = x if power in (1.0, 2.0, 3.0, 4.0, 5.0) else w.op("Exp", w.op("Neg", x))
+    kind = w.pick(None, None, np.int64) if power in (1.0, 2.0, 3.0, 4.0) else None
     return str(w.op("Pow", base, w.const(np.full(w.pick((), (1,), _fitting(w, shape)), power), kind)))
 
 
@@ -201,7 +201,7 @@ def _both_signs(kind: str, *names: str) -> Odd:
 _each(
     VECTORS,
     **{kind: _plain(kind) for kind in ("Identity", "Neg", "Relu", "Sigmoid", "Tanh", "Erf")},
-    **{kind: _both_signs(kind) for kind in ("Abs", "Softplus", "Softsign", "Mish", "HardSwish")},
+    **{kind: _both_signs(kind) for kind in ("Abs", "Softplus", "Softsign", "Mish", "HardSwish", "Sin", "Cos")},
     **{kind: _both_signs(kind, "alpha") for kind in ("Elu", "Selu", "Celu", "HardSigmoid", "Swish")},
     **{kind: _of_positive(kind) for kind in ("Log", "Sqrt", "Reciprocal")},
     Exp=lambda w, x, shape: str(w.op("Exp", w.op("Mul", x, w.const(w.pick(0.5, -0.5))))),
@@ -410,6 +410,9 @@ def _attention(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     y = w.op("Mul", x, w.normal(*shape))
     tokens = shape[-2]
     heads = {"q_num_heads": 2, "kv_num_heads": 2} if len(shape) == 3 else {}
+    if len(shape) == 4 and w.rng.random() < 0.3:  # keys and values that two heads of queries share
+        y = w.op("Slice", y, w.ints(0), w.ints(1), w.ints(1))
+        return str(w.op("Attention", x, y, y, **w.maybe(is_causal=w.pick(0, 1))))
     mask = np.tril(np.ones((tokens, tokens), dtype=bool))
     more = w.pick([], [w.const(mask, np.bool_)], [w.const(np.where(mask, 0.0, -1e9))])
     return str(w.op("Attention", y, x, y, *more, **w.maybe(is_causal=w.pick(0, 1), scale=0.3), **heads))
@@ -418,8 +421,27 @@ def _attention(w: Writer, x: str, shape: tuple[int, ...]) -> str:
 @_odd("RotaryEmbedding", shapes=((1, 2, 3, 4), (1, 3, 4)))
 def _rotary(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     heads = {"num_heads": 1} if len(shape) == 3 else {}
-    tables = [w.normal(1, shape[-2], 2) for _ in range(2)]
-    return str(w.op("RotaryEmbedding", x, *tables, **w.maybe(interleaved=w.pick(0, 1)), **heads))
+    settings = {**w.maybe(interleaved=w.pick(0, 1)), **heads}
+    if w.rng.random() < 0.3:
+        settings |= {"rotary_embedding_dim": 2, "num_heads": 1 if heads else shape[1]}
+    half = settings.get("rotary_embedding_dim", shape[-1]) // 2
+    if w.rng.random() < 0.5:
+        return str(w.op("RotaryEmbedding", x, *(w.normal(1, shape[-2], half) for _ in range(2)), **settings))
+    tokens = w.const(w.rng.integers(0, 5, size=(1, shape[-2])), np.int64)
+    return str(w.op("RotaryEmbedding", x, *(w.normal(5, half) for _ in range(2)), tokens, **settings))
+
+
+@_odd("DequantizeLinear", shapes=((1, 4), (2, 4)))
+def _dequantized(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    """Weights of eight bits, with one scale or one for every column, with zero points or without."""
+    kind = w.pick(np.int8, np.uint8)
+    info = np.iinfo(kind)
+    size = (3,) if w.opset >= 13 and w.rng.random() < 0.5 else ()
+    weights = w.const(w.rng.integers(info.min, info.max, size=(shape[-1], 3)), kind)
+    zero = [w.const(w.rng.integers(info.min, info.max, size=size), kind)] if w.rng.random() < 0.5 else []
+    scale = w.const(0.01 * w.rng.random(size))
+    axis = {"axis": w.pick(1, -1)} if size else {}
+    return str(w.op("MatMul", x, w.op("DequantizeLinear", weights, scale, *zero, **axis)))
 
 
 @_odd("BatchNormalization", shapes=((1, 2, 3), (2, 3), (1, 2, 2, 2)))
@@ -485,6 +507,7 @@ _each(
         kind: _reduce(kind, 18)
         for kind in (
             *("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp"),
+            "ReduceProd",
         )
     },
 )
@@ -588,7 +611,13 @@ def _shapes(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     return str(w.op("Reshape", x, w.op("Concat", *w.pick([first, total], [total, first], [first, w.ints(-1)]), axis=0)))
 
 
-_each(CUBES, Shape=_shape_of("Shape"), Size=_shape_of("Size"))
+def _size_of(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    if w.rng.random() < 0.5:
+        return _shape_of("Size")(w, x, shape)
+    return str(w.op("Reshape", x, w.op("Reshape", w.op("Size", x), w.ints(1))))
+
+
+_each(CUBES, Shape=_shape_of("Shape"), Size=_size_of)
 
 
 @_odd("folded", shapes=((2, 3, 4),))

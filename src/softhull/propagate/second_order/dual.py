@@ -21,6 +21,7 @@ from ...graph.rounding import accumulated, underflow
 
 # Multipliers start at this share of the row sums of |B|, which is nearly always enough (and 1 always is).
 _FIRST_SHARE = 0.15
+NEXT_TO = 1e-3  # the share of the value at a corner that is not worth further steps
 
 
 class Solved(NamedTuple):
@@ -120,7 +121,10 @@ def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tens
     start = torch.maximum((linear + 2 * Be).abs() / 2, 1e-9 * linear.abs().amax(-1, keepdim=True))
     at_corner = (corner * (linear + Be)).sum(-1)
     hopeless = (at_corner < target) & target.isfinite()
-    if ball is not None:  # the corner is not noise there
+    if ball is None:
+        # No bound passes a corner: where nobody asks for more, one that is next to it is enough.
+        target = torch.where(target.isposinf(), at_corner - NEXT_TO * at_corner.abs(), target)
+    else:  # the corner is not noise there
         hopeless = torch.zeros_like(hopeless)
     value = linear.new_full(linear.shape[:1], -math.inf)
     d = torch.full_like(linear, torch.nan)

@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Solution:
+class Optimum:
     """``bound [B]`` is certified; ``probabilities [B, K]`` and ``x [B, n]`` are where the relaxation is worst, roughly.
 
     ``certificate`` holds the multipliers from which the bound follows; ``notes`` one line per instance that did not
@@ -31,11 +31,11 @@ class Solution:
     notes: dict[int, str] = field(default_factory=dict)
 
 
-def on_the_processor(solve: Callable[[S, Relaxation, Tensor, float | None], Solution]) -> Callable[..., Solution]:
+def on_the_processor(solve: Callable[[S, Relaxation, Tensor, float | None], Optimum]) -> Callable[..., Optimum]:
     """For solvers that know arrays of the processor alone: the relaxation is brought there, the solution back."""
 
     @wraps(solve)
-    def moving(self: S, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Solution:
+    def moving(self: S, relaxation: Relaxation, coefficients: Tensor, deadline: float | None = None) -> Optimum:
         if coefficients.is_cpu:
             return solve(self, relaxation, coefficients, deadline)
         return moved(solve(self, moved(relaxation, "cpu"), coefficients.cpu(), deadline), coefficients.device)

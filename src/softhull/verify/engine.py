@@ -1,0 +1,75 @@
+"""One loop for every question: the stages of a method, the cheapest first, each on what is still open.
+
+A method is a frozen record of settings. Its stages are registered by its type (``stages``), in the file of what they
+are made of: ``walks.py``, ``programs.py``, ``branching.py``, ``enumerate.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..deadlines import interrupt, passed, why_stopped
+from ..propagate.crown import OutOfTime
+from ..propagate.structure import positions
+from .problem import Effort, Problem, Solution
+
+
+def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
+    """Bounds and attacks on one batch; a deadline or an interrupt leaves the best found so far."""
+    work = Work(problem, effort)
+    try:
+        with torch.no_grad():
+            if effort.attack == "always":
+                work.attack(work.instances)
+            for stage in stages(method, work):
+                problem.claims.improve(stage, work.found)
+        if passed(effort.deadline):
+            work.found.stopped = why_stopped()
+    except OutOfTime:
+        work.found.stopped = why_stopped()
+    except KeyboardInterrupt:
+        interrupt()
+        work.found.stopped = why_stopped()
+    return work.found
+
+
+class Work:
+    """A problem that is being solved: what is found by now, and what is left to do."""
+
+    def __init__(self, problem: Problem, effort: Effort) -> None:
+        self.problem, self.effort = problem, effort
+        self.claims = problem.claims
+        with torch.no_grad():
+            self.found = problem.nothing_known()
+        self.instances = positions(problem.start)  # those that a method looks at first
+        self.tolerance = 0.0  # a gap of this share of a number is not worth more work
+
+    def open(self, among: Tensor | None = None) -> Tensor:
+        """The instances worth more work, all or those of a mask ``[B]``."""
+        left = self.claims.open(self.found, self.tolerance)
+        return (left if among is None else left & among).nonzero()[:, 0]
+
+    def attack_open(self) -> None:
+        """Attacks what is still undecided, if the effort allows for that."""
+        if self.effort.attack == "open":
+            self.attack(self.open())
+
+    def attack(self, instances: Tensor) -> None:
+        """Attacks these instances unless time is up."""
+        if len(instances) and not passed(self.effort.deadline):
+            self.claims.attack(self.problem, self.effort, self.found, instances)
+
+    def note(self, instances: Iterable[int], line: str) -> None:
+        """Notes a line for these instances."""
+        self.found.notes |= dict.fromkeys(instances, line)
+
+
+@singledispatch
+def stages(method: Any, work: Work) -> Iterator[Any]:
+    """The stages of a method on some work, one after the other; each is made when those before it have done theirs."""
+    raise TypeError(f"no stages are registered for {type(method).__name__}")

@@ -1,0 +1,132 @@
+"""One engine: every method that walks bounds margins and scores through the same stages, and only ever tightens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from softhull.graph.builder import GraphBuilder
+from softhull.graph.ops.relu import Relu
+from softhull.graph.ops.softmax import Softmax
+from softhull.propagate.methods import Auto, Branch, Linear, Paper, SecondOrder
+from softhull.regions import Perturbation
+from softhull.verify import branching as branching  # registers the stages of its method
+from softhull.verify.engine import Work, solve, stages
+from softhull.verify.ensemble import Ensemble, Joined, join
+from softhull.verify.margins import Margins, class_change
+from softhull.verify.methods import TABLE
+from softhull.verify.problem import Effort, Problem
+from softhull.verify.programs import Programs
+from softhull.verify.score_claims import ScoreClaims
+from softhull.verify.scores import Margin
+from tests.propagate.networks import random_attention
+
+NO_ATTACK = Effort(attack="never")
+WALKS = [Linear(optimize=2), SecondOrder(steps=4), Auto(optimize=2)]
+
+
+def _margins(seed: int = 0, eps: float = 0.05) -> Problem:
+    rng = np.random.default_rng(seed)
+    graph = random_attention(rng, depth=1)
+    x = torch.from_numpy(rng.uniform(0, 1, size=(4, *graph.input_shape)))
+    logits = graph(x).flatten(1)
+    region = Perturbation(eps).around(x)
+    return Problem(Joined((Ensemble(graph),)), region, x, class_change(logits.argmax(1), logits, "all"))
+
+
+def _scores(problem: Problem) -> Problem:
+    """The same networks and regions, asked for the margin between probabilities."""
+    networks = Joined((join([problem.graph], ["network"], problem.graph.input_shape),))
+    at = networks.probabilities(problem.start)
+    return Problem(networks, problem.region, problem.start, ScoreClaims(Margin(), at.argmax(1), at, outward=True))
+
+
+@pytest.mark.parametrize("method", WALKS, ids=lambda method: type(method).__name__)
+def test_the_same_stages_bound_margins_and_scores(method):
+    """A class that no rival overtakes keeps a positive margin of probabilities, and the other way round."""
+    margins = _margins()
+    scores = _scores(margins)
+    of_logits, of_probabilities = (solve(problem, method, NO_ATTACK) for problem in (margins, scores))
+    least = margins.claims.least(of_logits)
+    point = margins.region.sample(torch.Generator().manual_seed(0))
+    assert isinstance(margins.claims, Margins)
+    assert isinstance(scores.claims, ScoreClaims)
+    values = (margins.claims.rows * margins.graph(point).flatten(1)).sum(-1) - margins.claims.offsets
+    assert bool((of_logits.bounds <= values).all())
+    reached = Margin().value(scores.networks.probabilities(point), scores.claims.label)
+    assert bool((of_probabilities.bounds[0] <= reached + 1e-12).all())
+    # Both are bounds on something of one sign: none may prove what the attack-free truth of the other refutes.
+    assert bool(((least > 0) <= (reached > 0)).all())
+    assert bool(((of_probabilities.bounds[0] > 0) <= (values > 0).all(0)).all())
+
+
+@pytest.mark.parametrize("method", WALKS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("ask", [lambda problem: problem, _scores], ids=["margins", "scores"])
+def test_a_solution_only_gets_tighter_from_stage_to_stage(method, ask):
+    problem = ask(_margins(3, 1.0))
+    work = Work(problem, NO_ATTACK)
+    seen = 0
+    with torch.no_grad():
+        for stage in stages(method, work):
+            before = work.found.bounds.clone()
+            problem.claims.improve(stage, work.found)
+            assert bool((work.found.bounds >= before).all())
+            seen += 1
+    assert seen >= 2
+    assert torch.equal(work.found.bounds, solve(problem, method, NO_ATTACK).bounds)
+
+
+def test_every_method_of_the_table_has_stages():
+    for entry in TABLE.values():
+        settings = entry.settings()
+        handled = stages.dispatch(settings) is not stages.dispatch(object)
+        assert handled or entry.place.startswith("solve."), entry.name  # convex programs are methods of Programs
+    assert stages.dispatch(Programs) is not stages.dispatch(object)
+    assert {Linear, Paper, SecondOrder, Auto, Branch} <= set(stages.registry)
+
+
+def test_no_time_leaves_what_holds_without_work():
+    problem = _margins()
+    found = solve(problem, Auto(), Effort(deadline=0.0))
+    assert bool((found.bounds == -torch.inf).all())
+    assert "time limit" in found.stopped
+    scored = _scores(problem)
+    found = solve(scored, Auto(), Effort(deadline=0.0))
+    torch.testing.assert_close(found.bounds, torch.full_like(found.bounds, -1))  # below what a margin can ever be
+    assert bool((found.bounds <= -1).all())
+    assert "time limit" in found.stopped
+
+
+def test_groups_are_excluded_by_their_best_row():
+    """One group of two rows, of which the second holds: nothing is open."""
+    b = GraphBuilder((2,))
+    graph = b.finish(b.elementwise(Relu(), b.linear(b.reshape(-1, (1, 2)), torch.eye(2, dtype=torch.float64))))
+    x = torch.tensor([[0.5, 0.9]], dtype=torch.float64)
+    rows = torch.tensor([[[1.0, -1.0]], [[-1.0, 1.0]]], dtype=torch.float64)
+    claims = Margins(rows, torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, dtype=torch.long))
+    found = solve(Problem(Joined((Ensemble(graph),)), Perturbation(0.1).around(x), x, claims), Linear(), Effort())
+    assert not claims.open(found).any()
+    assert found.attack.isinf().all()  # what is proved is not attacked
+    assert float(claims.least(found)[0]) == pytest.approx(0.2)
+
+
+def test_softmax_rows_of_ensembles_are_walked_together_or_alone():
+    """Networks with inputs of their own can only be worse together."""
+    rng = np.random.default_rng(5)
+    graphs = [random_attention(rng, depth=1) for _ in range(2)]
+    while graphs[1].input_shape != graphs[0].input_shape:
+        graphs[1] = random_attention(rng, depth=1)
+    whole = join(graphs, ["a", "b"])
+    assert len(whole.softmaxes) == 2
+    assert all(isinstance(whole.graph.nodes[i].operator, Softmax) for i in whole.softmaxes)
+    x = torch.from_numpy(rng.uniform(0, 1, size=(3, *graphs[0].input_shape)))
+    together, alone = Joined((whole,)), Joined(whole.alone)
+    at = together.probabilities(x)
+    assert torch.equal(at, alone.probabilities(x))
+    claims, region = ScoreClaims(Margin(), at.argmax(1), at, outward=True), Perturbation(0.05).around(x)
+    one, two = (
+        solve(Problem(networks, region, x, claims), SecondOrder().linear, NO_ATTACK).bounds
+        for networks in (together, alone)
+    )
+    assert bool((one >= two - 1e-12).all())
