@@ -29,11 +29,18 @@ Array = np.ndarray
 class Perturbation:
     """All inputs within ``eps`` of a given one in the l_1, l_2 or l_inf norm, inside ``clip`` where it is given.
 
-    ``eps``: a number, or for l_inf an array. ``lower``, ``upper``: further limits, numbers or arrays; with both, the
-    region may be that box alone (``eps`` None). ``only``: a mask of the entries that may move (a word, a patch, some
-    features); the norm is over them. ``normalize=(mean, std)``: the network takes ``(pixel - mean) / std``; inputs are
-    given as the network takes them, while ``eps``, ``clip``, ``lower`` and ``upper`` are in pixels. An array has the
-    shape of the input, or one entry for each of its first axis (channels of an image, words of a text), or broadcasts.
+    An array has the shape of the input, or one entry for each of its first axis (channels of an image, words of a
+    text), or broadcasts.
+
+    Args:
+        eps (number or array): The radius; an array only for l_inf. None where ``lower`` and ``upper`` are the region.
+        norm: ``1``, ``2`` or ``math.inf``.
+        clip: The range of valid inputs.
+        normalize (pair of arrays): ``(mean, std)`` of a network that takes ``(pixel - mean) / std``. Inputs are given
+            as the network takes them, while ``eps``, ``clip``, ``lower`` and ``upper`` are in pixels.
+        only (array of bool): The entries that may move (a word, a patch, some features); the norm is over them.
+        lower (number or array): A further lower limit.
+        upper (number or array): A further upper limit; with both, the region may be that box alone.
     """
 
     eps: Any = None
@@ -548,11 +555,14 @@ def _index(places: Tensor, d: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Every word may be another of its own list: a finite set, for networks whose input is a text of embeddings.
+    """Every word may be replaced by another of its own list: a finite region, for texts given as embeddings.
 
-    ``embeddings [V, d]``: the table of all words. ``words``: for a row of it, the rows that may stand in its place.
     Wherever d numbers of an input are a row of the table, they may become one of its alternatives; all else stays.
-    ``at_most``: how many positions may change at once; None: all.
+
+    Args:
+        embeddings (array [V, d]): The embedding table.
+        words: For a row of the table, the rows that may take its place.
+        at_most: How many positions may change at once; None: all.
     """
 
     embeddings: Any
@@ -589,6 +599,7 @@ class Alternatives:
 
     @property
     def radius(self) -> float:
+        """Refused: a finite set has no radius."""
         raise InvalidInput("a set of alternatives has no radius")
 
     def settings(self) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def test_the_writer_takes_the_way_of_the_run(tmp_path: Path) -> None:
         x, label = data["x"][1] / 255, int(data["y"][1])
     (record,) = verify_robustness(load_onnx(model), x[None], [label], region).records
     assert record.proved_by == {9: "second order"}
-    found = class_certificate(model, x, label, region, proved_by=record.proved_by)
+    found = class_certificate(model, x, label, region, run=record)
     steps = [step for step in found.header["steps"] if step["claim"] == "differences"]
     claimed = [pair for step in steps for pair in found.arrays[step["entries"]].tolist() if pair == [label, 9]]
     assert len(claimed) == 1

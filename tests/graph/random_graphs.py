@@ -15,17 +15,23 @@ from softhull.graph.ops.centre import Centre
 from softhull.graph.ops.clip import Clip
 from softhull.graph.ops.concat import Concat
 from softhull.graph.ops.conv import Conv
+from softhull.graph.ops.cube import Cube
+from softhull.graph.ops.elu import Elu
 from softhull.graph.ops.erf import Erf
 from softhull.graph.ops.exp import Exp
 from softhull.graph.ops.gather import Gather
 from softhull.graph.ops.gelu import Gelu, TanhGelu
 from softhull.graph.ops.log import Log
+from softhull.graph.ops.log_sum_exp import LogSumExp
 from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import LeakyRelu, Relu
 from softhull.graph.ops.rsqrt import Rsqrt
 from softhull.graph.ops.sigmoid import Sigmoid
+from softhull.graph.ops.silu import Mish, Silu
 from softhull.graph.ops.slice import Slice
 from softhull.graph.ops.softmax import Softmax
+from softhull.graph.ops.softplus import Softplus
+from softhull.graph.ops.softsign import Softsign
 from softhull.graph.ops.sqrt import Sqrt
 from softhull.graph.ops.square import Square
 from softhull.graph.ops.tanh import Tanh
@@ -75,6 +81,12 @@ def _activation(b: GraphBuilder, x: int, rng: np.random.Generator) -> int:
         Gelu(),
         TanhGelu(),
         Square(),
+        Cube(),
+        Silu(),
+        Mish(),
+        Softplus(),
+        Softsign(),
+        Elu(),
     ]
     return b.elementwise(choices[rng.integers(len(choices))], x)
 
@@ -104,15 +116,34 @@ def _attention(b: GraphBuilder, x: int, rng: np.random.Generator) -> int:
     size = b.shape(x)[-1]
     q, k, v = (b.linear(x, _normal(rng, size, size)) for _ in range(3))
     scores = b.matmul(q, b.transpose(k, (1, 0)))
-    if rng.random() < 0.3:
-        tokens = b.shape(x)[0]
-        mask = torch.full((tokens, tokens), -torch.inf, dtype=torch.float64).triu(1)
-        scores = b.scale(scores, 1.0, mask)
-    return b.matmul(b.elementwise(Softmax(1), scores), v)
+    operator = Softmax(1)
+    if rng.random() < 0.5:
+        tokens, amount = b.shape(x)[0], float(rng.choice((-np.inf, -1e9, -1e4)))
+        mask = torch.full((tokens, tokens), amount, dtype=torch.float64).triu(1)
+        if rng.random() < 0.5:
+            scores = b.scale(scores, 1.0, mask)
+        else:
+            operator = Softmax(1, mask, replaced=bool(rng.random() < 0.5))
+    return b.matmul(b.elementwise(operator, scores), v)
+
+
+def _log_softmax(b: GraphBuilder, x: int, rng: np.random.Generator) -> int:
+    return b.difference(x, b.add(LogSumExp((int(rng.integers(2)),)), x))
+
+
+def _maximum(b: GraphBuilder, x: int, rng: np.random.Generator) -> int:
+    """Of neighbours, as pooling is imported: one plus what another has more."""
+    rows, columns = b.shape(x)
+    if columns < 2:
+        return x
+    first = b.add(Slice(((0, rows, 1), (0, columns - 1, 1))), x)
+    second = b.add(Slice(((0, rows, 1), (1, columns, 1))), x)
+    return b.sum_of(first, b.elementwise(Relu(), b.difference(second, first)))
 
 
 def _layer_norm(b: GraphBuilder, x: int, rng: np.random.Generator) -> int:
-    centred = b.add(Centre((1,)), x)
+    """LayerNorm, or RMSNorm: without subtracting the mean."""
+    centred = b.add(Centre((1,)), x) if rng.random() < 0.6 else x
     variance = b.scale(b.total(b.elementwise(Square(), centred), (1,), mean=True), 1.0, 0.1)
     return b.product(centred, b.elementwise(Rsqrt(), variance))
 
@@ -150,6 +181,8 @@ BLOCKS: tuple[Block, ...] = (
     _attention,
     _attention,
     _layer_norm,
+    _log_softmax,
+    _maximum,
     _convolution,
     _pieces,
     _spread,

@@ -40,7 +40,9 @@ def made_up_store(
                 keys = task.keys(x, labels)
                 store.register(task, range(instances), labels.tolist(), keys)
                 answers = {
-                    key: robust(margin - slope * eps, margin - eps, worst[i], generator.lognormal(-4, 1))
+                    key: robust(
+                        margin - slope * eps, margin - eps, worst[i], generator.lognormal(-4, 1), int(labels[i])
+                    )
                     for i, (key, margin) in enumerate(zip(keys, margins))
                 }
                 store.record(answers)
@@ -61,9 +63,10 @@ def made_up_store(
     return path
 
 
-def robust(bound: float, attack: float, worst: np.ndarray, cpu: float) -> Answer:
+def robust(bound: float, attack: float, worst: np.ndarray, cpu: float, label: int) -> Answer:
     if attack < 0:
-        return Answer("falsified", bound, attack, None, "", worst, cpu)
+        new = (label + 1) % 10
+        return Answer("falsified", bound, attack, None, "", worst, cpu, predicted=label, new_class=new)
     if bound > 0:
-        return Answer("certified", bound, None, None, "", None, cpu)
-    return Answer("unknown", bound, attack, None, "neither proved nor broken", None, cpu)
+        return Answer("certified", bound, None, None, "", None, cpu, predicted=label)
+    return Answer("unknown", bound, attack, None, "neither proved nor broken", None, cpu, predicted=label)

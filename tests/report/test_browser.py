@@ -127,6 +127,90 @@ def test_filters_leave_what_they_name(wide: Any, page: Path) -> None:
     assert texts(browser, "#count") == [f"{2 * INSTANCES * len(RADII)} instances"]
 
 
+def test_the_headline_follows_the_filters_and_mixes_nothing(wide: Any, page: Path) -> None:
+    browser = opened(wide, page)
+    assert not [text for text in texts(browser, "#cards") if "%" in text]  # of several methods and radii
+    choose(browser, "Radius", "0.02")
+    choose(browser, "Method", "paper · lse*")
+    share = column(browser, "#headline", 5)
+    assert len(share) == 1
+    assert f"{share[0]}certified: stays the class" in texts(browser, "#cards .card")
+    assert "0.02radius" in texts(browser, "#cards .card")
+
+
+def test_filters_live_in_the_address(wide: Any, page: Path) -> None:
+    browser = opened(wide, page)
+    choose(browser, "Radius", "0.02")
+    choose(browser, "Verdict", "certified")
+    left = texts(browser, "#count")
+    address = browser.current_url
+    assert "eps=0.02" in address
+    browser.get("about:blank")
+    browser.get(address)
+    settle(browser)
+    assert texts(browser, "#count") == left
+    assert set(column(browser, "#instances", 4)) == {"0.02"}
+    browser.get(page.as_uri() + "#eps=17&verdict=%3Cb%3E&question=__proto__")  # what is not known is ignored
+    settle(browser)
+    assert texts(browser, "#count") == [f"{2 * INSTANCES * len(RADII)} instances"]
+    assert browser.get_log("browser") == []
+
+
+def test_every_input_has_its_certified_radius(wide: Any, page: Path) -> None:
+    browser = opened(wide, page)
+    script = """
+      const rows = [...Array(SIZE).keys()].filter((row) => taskOf(row).question === "robustness");
+      return radiiOf(rows).map((found) => [found.index, found.task.label, found.certified, found.broken]);"""
+    found = browser.execute_script(script)
+    assert len(found) == 2 * INSTANCES
+    for index, label, certified, broken in found:
+        assert certified is None or broken is None or certified < broken, (index, label)
+    assert texts(browser, "#radii h2") == ["Certified radius of every input"]
+    choose(browser, "Radius", "0.02")  # one radius says nothing about the largest
+    assert browser.execute_script("return document.getElementById('radii').hidden")
+
+
+def test_tables_and_charts_are_saved(wide: Any, page: Path) -> None:
+    browser = opened(wide, page)
+    charts, pictures = len(texts(browser, ".chart canvas")), len(texts(browser, ".drawing .save"))
+    assert charts == pictures > 0
+    assert len(texts(browser, ".tabular")) == len(texts(browser, ".tabular > .save"))
+    script = """
+      const saved = [];
+      window.download = (name, url) => saved.push([name, url.slice(0, 30)]);
+      const blobs = [];
+      const make = URL.createObjectURL;
+      URL.createObjectURL = (blob) => { blobs.push(blob); return make(blob); };
+      document.querySelector("#headline .save").click();
+      document.querySelector("#radius .save").click();
+      URL.createObjectURL = make;
+      blobs[0].text().then((text) => arguments[0]([saved, text]));"""
+    saved, text = browser.execute_async_script(script)
+    assert saved[0][0] == "at-a-glance.csv"
+    assert saved[1][0].endswith(".png")
+    assert saved[1][1].startswith("data:image/png")
+    lines = text.strip().split("\r\n")
+    assert len(lines) == 1 + 2 * len(RADII)
+    assert lines[0].startswith("network,radius,method,inputs,certified %")
+    assert browser.execute_script('return csvText(["a"], [["=1+1"], [\'x,"y"\'], [null]])').split("\r\n")[1:4] == [
+        *("'=1+1", '"x,""y"""', ""),
+    ]
+
+
+def test_two_stores_stand_side_by_side(wide: Any, tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+    stores = [made_up_store(tmp_path / name, 12) for name in ("before", "after")]
+    with Store.read(stores[0]) as first, Store.read(stores[1]) as second:
+        (tmp_path / "both.html").write_text(report_html([first, second]), encoding="utf-8")
+    browser = opened(wide, tmp_path / "both.html")
+    methods = set(column(browser, "#headline", 3))
+    assert methods == {f"{m} · {s}/runs.db" for m in ("linear · hull", "paper · lse*") for s in ("before", "after")}
+    assert texts(browser, "#count") == [f"{2 * 2 * 12 * len(RADII)} instances"]
+    assert painted(browser, "#scatter canvas")
+    assert browser.get_log("browser") == []
+
+
 def test_search_finds_an_index(wide: Any, page: Path) -> None:
     from selenium.webdriver.common.by import By
 
@@ -145,16 +229,17 @@ def test_a_search_without_hits_shows_empty_tables(wide: Any, page: Path) -> None
     settle(browser)
     assert texts(browser, "#count")[0].startswith("0 of")
     assert column(browser, "#instances", 1) == []
+    assert texts(browser, "#empty h2") == ["Nothing passes these filters"]
     assert browser.get_log("browser") == []
 
 
 def test_a_click_on_a_heading_sorts_and_another_reverses(wide: Any, page: Path) -> None:
     browser = opened(wide, page)
-    heading = "#instances th:nth-child(8)"
-    assert texts(browser, heading) == ["bound"]
+    heading = "#instances th:nth-child(9)"
+    assert texts(browser, heading) == ["margin, certified"]
 
     def shown() -> list[float]:
-        return [float(text.replace("−", "-")) for text in column(browser, "#instances", 8)]
+        return [float(text.replace("−", "-")) for text in column(browser, "#instances", 9)]
 
     click(browser, f"{heading} button")
     assert shown() == sorted(shown())
@@ -172,7 +257,16 @@ def test_a_line_opens_the_instance(wide: Any, page: Path) -> None:
     index = column(browser, "#instances", 1)[0]
     click(browser, "#instances tbody tr")
     assert texts(browser, "#detail h2")[0].startswith(f"Input {index},")
-    assert texts(browser, "#detail figcaption") == ["input", "counterexample", "change"]
+    label = int(column(browser, "#instances", 2)[0])
+    new = (label + 1) % 10
+    assert texts(browser, "#detail figcaption") == [f"input: {label}", f"counterexample: {new}", "change"]
+    assert "of 255" in texts(browser, "#detail .scale")[0]
+    assert "stays the class" in texts(browser, "#detail dd")
+    sizes = "return [...document.querySelectorAll(arguments[0])].map((c) => c.getBoundingClientRect().width)"
+    for strip in ("#detail canvas", "#pictures .picture:first-child canvas"):
+        widths = browser.execute_script(sizes, strip)
+        assert len(widths) == 3
+        assert max(widths) - min(widths) < 1
     assert "object" not in texts(browser, "#detail")[0]
     click(browser, "#detail .title button")
     assert not browser.execute_script("return document.getElementById('detail').open")

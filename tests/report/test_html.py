@@ -226,3 +226,38 @@ def test_an_empty_store_and_a_foreign_file(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "no.html").exists()
+
+
+def test_the_title_names_the_campaign(tmp_path: Path) -> None:
+    with Store.write(tmp_path / "runs.db", {"command": "run", "campaign": "/somewhere/digits.toml"}):
+        pass
+    with Store.read(tmp_path / "runs.db") as store:
+        assert report_content(store)["title"] == "digits (runs.db)"
+    with Store.write(tmp_path / "other.db", {"command": "robustness"}):
+        pass
+    with Store.read(tmp_path / "other.db") as store:
+        assert report_content(store)["title"] == "other.db"
+
+
+def test_two_stores_keep_their_rows_tasks_and_pictures(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    paths = [made_up_store(tmp_path / "a", 4), made_up_store(tmp_path / "b", 6, (0.01,))]
+    with Store.read(paths[0]) as first, Store.read(paths[1]) as second:
+        parts, both = [report_content(first), report_content(second)], report_content([first, second])
+    assert len(both["columns"]["index"]) == sum(len(part["columns"]["index"]) for part in parts)
+    assert len(both["tasks"]) == sum(len(part["tasks"]) for part in parts)
+    rows = len(parts[0]["columns"]["index"])
+    for name, column in parts[1]["columns"].items():
+        own = both["columns"][name][rows:]
+        if name == "task":
+            assert [both["tasks"][place]["eps"] for place in own] == [parts[1]["tasks"][p]["eps"] for p in column]
+        elif name == "message":
+            assert [both["messages"][place] for place in own] == [parts[1]["messages"][p] for p in column]
+        else:
+            assert own == column
+    for row, pixels in parts[1]["pictures"]["worst"].items():
+        assert both["pictures"]["worst"][row + rows] == pixels
+    sets = both["pictures"]["sets"]
+    assert [len(each["inputs"]) for each in sets] == [4, 6]
+    assert {task["pictures"] for task in both["tasks"]} == {0, 1}

@@ -19,6 +19,8 @@ from softhull.graph.ops.centre import Centre
 from softhull.graph.ops.clip import Clip
 from softhull.graph.ops.concat import Concat
 from softhull.graph.ops.conv import Conv
+from softhull.graph.ops.cube import Cube
+from softhull.graph.ops.elu import Elu
 from softhull.graph.ops.erf import Erf
 from softhull.graph.ops.exp import Exp
 from softhull.graph.ops.expand import Expand
@@ -26,6 +28,7 @@ from softhull.graph.ops.gather import Gather
 from softhull.graph.ops.gelu import Gelu, TanhGelu
 from softhull.graph.ops.linear import Linear
 from softhull.graph.ops.log import Log
+from softhull.graph.ops.log_sum_exp import LogSumExp
 from softhull.graph.ops.matmul import MatMul
 from softhull.graph.ops.product import Product
 from softhull.graph.ops.reciprocal import Reciprocal
@@ -34,8 +37,11 @@ from softhull.graph.ops.reshape import Reshape
 from softhull.graph.ops.rsqrt import Rsqrt
 from softhull.graph.ops.scale import Scale
 from softhull.graph.ops.sigmoid import Sigmoid
+from softhull.graph.ops.silu import Mish, Silu
 from softhull.graph.ops.slice import Slice
 from softhull.graph.ops.softmax import Softmax
+from softhull.graph.ops.softplus import Softplus
+from softhull.graph.ops.softsign import Softsign
 from softhull.graph.ops.sqrt import Sqrt
 from softhull.graph.ops.square import Square
 from softhull.graph.ops.sum import Sum
@@ -115,7 +121,15 @@ def _apply(operator: Operator, inputs: list[Balls]) -> Balls:
     if isinstance(operator, Product):
         return x * inputs[1]
     if isinstance(operator, Softmax):
+        if operator.mask is not None:
+            mask = operator.mask.expand(x.shape)
+            shut, amount = (mask < 0).numpy(), balls(mask)
+            x = np.where(shut, amount, x) if operator.replaced else np.where(shut, x + amount, x)
         return np.moveaxis(softmax(np.moveaxis(x, operator.axis, -1)), -1, operator.axis)
+    if isinstance(operator, LogSumExp):
+        total = np.array([v.exp() for v in x.reshape(-1)], dtype=object).reshape(x.shape)
+        total = total.sum(operator.axes, keepdims=True)
+        return np.array([v.log() for v in total.reshape(-1)], dtype=object).reshape(total.shape)
     function = _scalar(operator)
     return np.array([function(v) for v in x.reshape(-1)], dtype=object).reshape(x.shape)
 
@@ -128,6 +142,12 @@ def _scalar(operator: Operator) -> Callable[[arb], arb]:
         Erf: arb.erf,
         Exp: arb.exp,
         Square: lambda v: v * v,
+        Cube: lambda v: v * v * v,
+        Silu: lambda v: v / (1 + (-v).exp()),
+        Mish: lambda v: v * (1 + v.exp()).log().tanh(),
+        Softplus: lambda v: (1 + v.exp()).log(),
+        Softsign: lambda v: v / (1 + abs(v)),
+        Elu: lambda v: v if v > 0 else v.exp() - 1 if v < 0 else v.union(v.exp() - 1),
         Log: arb.log,
         Sqrt: arb.sqrt,
         Rsqrt: lambda v: 1 / v.sqrt(),

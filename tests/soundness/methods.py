@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,24 +18,20 @@ from torch import Tensor
 
 from softhull.attack.pgd import minimize_margin
 from softhull.attack.score import ScoreAttack
-from softhull.errors import DomainError
-from softhull.graph.builder import GraphBuilder
+from softhull.errors import SofthullError
 from softhull.graph.graph import Graph
-from softhull.graph.operator import Operator
-from softhull.graph.ops.centre import Centre
-from softhull.graph.ops.gelu import Gelu
-from softhull.graph.ops.relu import Relu
-from softhull.graph.ops.rsqrt import Rsqrt
 from softhull.graph.ops.softmax import Softmax
-from softhull.graph.ops.square import Square
-from softhull.graph.ops.tanh import Tanh
+from softhull.graph.simplify import simplify
 from softhull.propagate.crown import LinearBounds
-from softhull.propagate.methods import Auto, Linear, Method, SecondOrder
+from softhull.propagate.interval import interval_bounds
+from softhull.propagate.methods import Auto, Branch, Linear, Method, SecondOrder
+from softhull.propagate.optimize import optimized_lower, with_better_differences
 from softhull.propagate.second_order.forward import NoAffineForms
 from softhull.propagate.second_order.specification import SecondOrderBounds
-from softhull.regions import Perturbation, Region
+from softhull.regions import Choices, Region
 from softhull.verify.engine import solve
 from softhull.verify.ensemble import Ensemble, Joined
+from softhull.verify.enumerate import Enumerate
 from softhull.verify.margins import Margins
 from softhull.verify.problem import Effort, Problem
 from softhull.verify.robustness import _rounded_inside
@@ -44,130 +42,122 @@ from tests.solve.ensembles import random_graph as random_dense
 
 from .exact import DIGITS, Balls, balls, softmax, values
 from .graphs import adversary
+from .networks import CLASSES, random_perturbation, random_region, random_transformer
 from .planes import Tally
 
-CLASSES = 3
-LINEAR, SECOND_ORDER, AUTO = Linear(optimize=1), SecondOrder(), Auto(optimize=1)
-METHODS: tuple[Method, ...] = (LINEAR, SECOND_ORDER, AUTO)
+BOUNDS_TRIED = ("hull", "hull", "lse*/lse", "er", "best")
 PROGRAMS = ("dual", "lp", "conic")
+METHODS: tuple[Method, ...] = (Linear(optimize=1), SecondOrder(), SecondOrder(row_fit=False), Auto(optimize=1))
+Lows = dict[str, Tensor]
 
 
-def random_transformer(rng: np.random.Generator, features: int | None = None, depth: int | None = None) -> Graph:
-    """One to three layers of attention over a few tokens, with masks, normalisations, residuals and activations."""
-    tokens, heads, size = (int(n) for n in rng.integers((1, 1, 1), (5, 3, 3)))
-    features, width = features or int(rng.integers(2, 5)), heads * size
-    scale = float(10 ** rng.uniform(-1, 0.7))
-    b = GraphBuilder((1, features))
-    x = b.reshape(b.linear(-1, _normal(rng, features, tokens * width)), (tokens, width))
-    x = b.scale(x, 1.0, _normal(rng, tokens, width))
-    hidden: tuple[Operator | None, ...] = (None, Relu(), Gelu(), Tanh())
-    mask = _mask(rng, tokens)
-    normalised = rng.integers(3)
-    for _ in range(depth or int(rng.choice((1, 2, 3), p=(0.5, 0.3, 0.2)))):
-        q, k, v = (b.linear(x, scale * _normal(rng, width, width)) for _ in range(3))
-        q, k, v = (b.transpose(b.reshape(t, (tokens, heads, size)), (1, 0, 2)) for t in (q, k, v))
-        scores = b.scale(b.matmul(q, b.transpose(k, (0, 2, 1))), 1 / math.sqrt(size), mask)
-        p = b.elementwise(Softmax(2), scores)
-        mixed = b.reshape(b.transpose(b.matmul(p, v), (1, 0, 2)), (tokens, width))
-        y = b.linear(mixed, _normal(rng, width, width))
-        x = b.sum_of(x, y) if rng.random() < 0.6 else y
-        x = _normalised(b, x, int(normalised))
-        operator = hidden[rng.integers(len(hidden))]
-        if operator is not None:
-            y = b.elementwise(operator, b.scale(b.linear(x, _normal(rng, width, width)), 1.0, _normal(rng, width)))
-            x = b.sum_of(x, y) if rng.random() < 0.5 else y
-    flat = b.reshape(x, (1, tokens * width))
-    return b.finish(b.scale(b.linear(flat, _normal(rng, tokens * width, CLASSES)), 1.0, _normal(rng, CLASSES)))
-
-
-def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
-    return torch.from_numpy(rng.normal(size=shape) / np.sqrt(shape[0]))
-
-
-def _mask(rng: np.random.Generator, tokens: int) -> Tensor:
-    """Nothing, what comes later, or what pads the end, kept out by -inf."""
-    kind, mask = rng.integers(3), torch.zeros(tokens, tokens, dtype=torch.float64)
-    if kind == 1:
-        return mask.masked_fill(torch.ones(tokens, tokens).triu(1) > 0, -math.inf)
-    if kind == 2:
-        mask[:, int(rng.integers(1, tokens + 1)) :] = -math.inf
-    return mask
-
-
-def _normalised(b: GraphBuilder, x: int, kind: int) -> int:
-    """As it is, less the mean over the features, or that divided by the standard deviation as well."""
-    if kind == 0:
-        return x
-    centred = b.elementwise(Centre((1,)), x)
-    if kind == 1:
-        return centred
-    variance = b.scale(b.total(b.elementwise(Square(), centred), (1,), mean=True), 1.0, 0.1)
-    return b.product(centred, b.elementwise(Rsqrt(), variance))
-
-
-def random_perturbation(rng: np.random.Generator, batch: int) -> tuple[Perturbation, Tensor]:
-    """A norm, clipped or not, and radii: none at all, tiny ones, some that matter."""
-    size = 10.0 ** rng.uniform(-16, -6, batch)
-    size = np.where(rng.random(batch) < 0.3, 10.0 ** rng.uniform(-6, -0.5, batch), size)
-    size = size * (rng.random(batch) < 0.8)
-    clip = (0.0, 1.0) if rng.random() < 0.4 else None
-    return Perturbation(1.0, (math.inf, 2, 1)[rng.integers(3)], clip), torch.from_numpy(size)
-
-
-def check_margins(rng: np.random.Generator, batch: int = 4) -> Tally:
-    """Bounds of all methods on random rows of the output, at attacked points and others of every region."""
+def check_margins(rng: np.random.Generator, batch: int = 4, way: str | None = None) -> Tally:
+    """Bounds of one way on random rows of the output, at attacked points and others of every region."""
     dtype = torch.float32 if rng.random() < 0.2 else torch.float64
-    graph = random_transformer(rng).to(dtype).to(torch.float64)
-    perturbation, size = random_perturbation(rng, batch)
+    original = random_transformer(rng).to(dtype).to(torch.float64)
+    # What simplification makes of a network is another spelling of the same function, where its numbers are kept.
+    graph = simplify(original) if dtype == torch.float64 and rng.random() < 0.8 else original
     x = torch.from_numpy(rng.uniform(0, 1, (batch, *graph.input_shape)))
-    region = perturbation.around(x, size, dtype)
+    region = random_region(rng, x, dtype)
     rows = torch.from_numpy(rng.normal(size=(2, batch, *graph.output_shape))).to(dtype)
-    method = METHODS[rng.integers(len(METHODS))] if rng.random() < 0.4 else None  # a whole proof takes its time
-    tally, note = Tally(), f"{dtype} {perturbation.norm} {size.tolist()} {method}"
+    way = way or str(rng.choice(list(WAYS), p=[share for share, _ in WAYS.values()]))
+    tally, note = Tally(), f"{dtype} {type(region).__name__} {region.norm} {way}"
     try:
-        bounds = margins(graph.to(dtype), region, rows, method)
-    except DomainError:  # said, not hidden
+        with torch.no_grad():
+            bounds = WAYS[way][1](rng, graph.to(dtype), region, rows)
+    except SofthullError:  # said, not hidden
         return tally
-    lowest = attacked(graph, region, rows.double(), int(rng.integers(1 << 30)))
+    lowest = attacked(original, region, rows.double(), int(rng.integers(1 << 30)))
     for b in range(batch):
         here = region.take(torch.tensor([b]))
-        points = [adversary(rng, graph, here, rows[:, b]) for _ in range(2)]
-        points += [point for point in (_inside(worst[b], here) for worst in lowest) if point is not None]
-        for point in points:
-            exact = values(graph, point)[-1]
+        for point in _points(rng, original, here, rows[:, b], [worst[b] for worst in lowest]):
+            exact = values(original, point)[-1]
             for s in range(len(rows)):
                 value = _in_balls(lambda: (balls(rows[s, b]) * exact).sum())  # noqa: B023
                 for name, low in bounds.items():
-                    wrong = bool(arb(float(low[s, b])) > value)
+                    wrong = math.isnan(low[s, b]) or bool(arb(float(low[s, b])) > value)
                     tally.add(1, 1, int(wrong), f"{name} {note}: {float(low[s, b])!r} against {value}" if wrong else "")
     return tally
 
 
-def margins(graph: Graph, region: Region, rows: Tensor, method: Method | None) -> dict[str, Tensor]:
-    """Lower bounds ``[S, B]`` on rows of the output ``[S, B, *shape]``: of a whole proof, and of second order alone."""
-    S, B = rows.shape[:2]
-    with torch.no_grad():
-        bounds = LinearBounds(graph, region, SECOND_ORDER.linear)
-        found = {"linear walks": bounds.lower(len(graph.nodes) - 1, rows)}
-        if method is not None:
-            # Nothing is to be proved before the last stage has had its turn.
-            offsets = found["linear walks"].nan_to_num(neginf=0.0) + 1
-            claims = Margins(rows.flatten(2), offsets, torch.arange(S))
-            effort = Effort(attack="never")
-            problem = Problem(Joined((Ensemble(graph),)), region, region.lower, claims)
-            bounds_less = solve(problem, method, effort).bounds
-            # These bounds are less their offsets: what they say is that the sum is a bound.
-            found[type(method).__name__] = _sum_below(bounds_less, offsets)
-        row, instance = (t.flatten() for t in torch.meshgrid(torch.arange(S), torch.arange(B), indexing="ij"))
-        never = rows.new_full((S * B,), math.inf)
-        try:
-            second = SecondOrderBounds.of(bounds)
-        except NoAffineForms:
-            return found
-        for fitted in (False, True):
-            low = second.lower(rows[row, instance], instance, 6, never, fitted)
-            found["fitted rows" if fitted else "second order"] = low.reshape(S, B)
+def _points(rng: np.random.Generator, graph: Graph, here: Region, rows: Tensor, worst: list[Tensor]) -> list[Tensor]:
+    """Points of the real region of one instance: all of a small finite set, otherwise attacked ones and others."""
+    if isinstance(here, Choices):
+        points = here.points(32)
+        assert points is not None
+        return list(points.double())
+    found = [adversary(rng, graph, here, rows) for _ in range(2)]
+    inside = [_inside(point, here) for point in worst]
+    return [point for point in (*found, *inside) if point is not None and here.contains(point)]
+
+
+def _linear(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Lows:
+    """Walks as they are, with contracted products, and after a gradient step."""
+    bound = str(rng.choice(BOUNDS_TRIED))
+    last, method = len(graph.nodes) - 1, Linear(bound, mixture=float(rng.choice((0.0, 0.5, 1.0))))
+    bounds = LinearBounds(graph, region, method)
+    found = {"linear": bounds.lower(last, rows), "contracted": bounds.lower(last, rows, contract=True)}
+    if rng.random() < 0.3:
+        never = rows.new_full((rows.shape[1],), math.inf)
+        found["gradient"] = optimized_lower(bounds, last, rows, 2, 0.2, never)
+        better = with_better_differences(bounds, 1, 0.2)
+        found["better differences"] = better.lower(last, rows)
     return found
+
+
+def _second_order(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor, fitted: bool = False) -> Lows:
+    """The quadratic of every row, with planes or with quadratics fitted to attention rows."""
+    S, B = rows.shape[:2]
+    bounds = LinearBounds(graph, region, SecondOrder(str(rng.choice(BOUNDS_TRIED))).linear)
+    try:
+        second = SecondOrderBounds.of(bounds)
+    except NoAffineForms:
+        return {"linear": bounds.lower(len(graph.nodes) - 1, rows)}
+    row, instance = (t.flatten() for t in torch.meshgrid(torch.arange(S), torch.arange(B), indexing="ij"))
+    never = rows.new_full((S * B,), math.inf)
+    low = second.lower(rows[row, instance], instance, 6, never, fitted).reshape(S, B)
+    return {"fitted rows" if fitted else "second order": low}
+
+
+def _whole(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Lows:
+    """What ``verify`` does, with every stage of a method having its turn."""
+    method = WHOLE[rng.integers(len(WHOLE))]
+    # Nothing is to be proved before the last stage has had its turn.
+    offsets = LinearBounds(graph, region, Linear()).lower(len(graph.nodes) - 1, rows).nan_to_num(neginf=0.0) + 1
+    problem = Problem(
+        Joined((Ensemble(graph),)), region, region.lower, Margins(rows.flatten(2), offsets, torch.arange(len(rows)))
+    )
+    asked = Enumerate(method) if isinstance(region, Choices) else method
+    less = solve(problem, asked, Effort(attack="never", proofs=True)).bounds
+    # These bounds are less their offsets: what they say is that the sum is a bound.
+    return {type(method).__name__: _sum_below(less, offsets)}
+
+
+def _nodes(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Lows:
+    """Intervals of the output by interval arithmetic and by walks, as bounds on its rows."""
+    found = {}
+    bounds = LinearBounds(graph, region, Linear(contract=False))
+    for name, ends in (
+        ("intervals", interval_bounds(graph, (region.lower, region.upper))[-1]),
+        ("walked", bounds.interval(len(graph.nodes) - 1)),
+    ):
+        found[name] = Region(*ends).minimum(rows)
+    return found
+
+
+WHOLE: tuple[Method, ...] = (
+    Linear(optimize=1),
+    SecondOrder(),
+    Auto(optimize=1),
+    Branch(inner=SecondOrder(row_fit=False), nodes=6, cells=2, tries=1),
+)
+WAYS: dict[str, tuple[float, Callable[..., Lows]]] = {
+    "linear": (0.35, _linear),
+    "second order": (0.45, _second_order),
+    "fitted rows": (0.08, partial(_second_order, fitted=True)),
+    "whole proofs": (0.07, _whole),
+    "intervals": (0.05, _nodes),
+}
 
 
 def _sum_below(a: Tensor, b: Tensor) -> Tensor:
@@ -178,7 +168,9 @@ def _sum_below(a: Tensor, b: Tensor) -> Tensor:
 
 def attacked(graph: Graph, region: Region, rows: Tensor, seed: int) -> list[Tensor]:
     """For every row the inputs of the batch where gradient descent found it smallest."""
-    region = Region(region.lower.double(), region.upper.double(), region.centre, region.eps, region.norm, region.inner)
+    if isinstance(region, Choices):
+        return []
+    region = replace(region, lower=region.lower.double(), upper=region.upper.double())
     start = region.lower + (region.upper - region.lower) / 2
     found = []
     for row in rows:
@@ -203,43 +195,41 @@ def _in_balls(work: Callable[[], arb]) -> arb:
         ctx.dps = before
 
 
-def check_scores(rng: np.random.Generator, batch: int = 3) -> Tally:
+def check_scores(rng: np.random.Generator, batch: int = 2) -> Tally:
     """A score of an ensemble by one method, at attacked points and others of every region."""
-    by_programs = bool(rng.random() < 0.5)
     members = int(rng.integers(1, 3))
-    features = int(rng.integers(2, 5))
-    if by_programs:
+    if rng.random() < 0.4:
         generator = torch.Generator().manual_seed(int(rng.integers(1 << 30)))
-        activation = str(rng.choice(list(ACTIVATIONS)))
+        activation, features = str(rng.choice(list(ACTIVATIONS))), int(rng.integers(2, 5))
         graphs = [random_dense(generator, features, (4, 3), CLASSES, activation) for _ in range(members)]
-        method: str | Method = str(rng.choice(PROGRAMS, p=(0.6, 0.25, 0.15)))
+        method: str | Method = str(rng.choice(PROGRAMS, p=(0.8, 0.15, 0.05)))
     else:
-        graphs = [random_transformer(rng, features, depth=1 + (rng.random() < 0.2)) for _ in range(members)]
+        inputs = int(rng.integers(1, 3)), int(rng.integers(2, 4))
+        graphs = [random_transformer(rng, inputs, depth=1 + (rng.random() < 0.15)) for _ in range(members)]
         method = METHODS[rng.integers(len(METHODS))]
-    perturbation, size = random_perturbation(rng, 1)
-    perturbation = Perturbation(float(size[0]), perturbation.norm, perturbation.clip)
+    perturbation = random_perturbation(rng, graphs[0].input_shape)
     x = torch.from_numpy(rng.uniform(0, 1, (batch, *graphs[0].input_shape)))
     y = torch.from_numpy(rng.integers(CLASSES, size=batch))
     name = str(rng.choice(list(SCORES)))
     separate = members > 1 and rng.random() < 0.3
     attack = ScoreAttack(steps=6, restarts=1)
     tally = Tally()
+    bounded = [simplify(graph) if rng.random() < 0.8 else graph for graph in graphs]
     try:
-        result = verify_uncertainty(graphs, x, y, perturbation, name, method, separate=separate, attack=attack)
-    except DomainError:
+        result = verify_uncertainty(bounded, x, y, perturbation, name, method, separate=separate, attack=attack)
+    except SofthullError:
         return tally
     high = SCORES[name].worst_when == "high"
     for b, record in enumerate(result.records):
         here = perturbation.around(x[b : b + 1])
         row = torch.from_numpy(rng.normal(size=(2, *graphs[0].output_shape)))
-        points = [adversary(rng, graphs[0], here, row), _inside(torch.as_tensor(record.worst_input), here)]
-        for point in points:
-            if point is not None:
-                true = _in_balls(lambda: exact_score(name, probabilities(graphs, point), int(y[b])))  # noqa: B023
-                bound = arb(record.bound)
-                wrong = bool(bound < true) if high else bool(bound > true)
-                note = f"{name} {method} {perturbation} {separate}: {record.bound!r} against {true}"
-                tally.add(1, 1, int(wrong), note)
+        worst = torch.as_tensor(record.worst_input).reshape(x.shape[1:])
+        for point in _points(rng, graphs[0], here, row, [worst]):
+            true = _in_balls(lambda: exact_score(name, probabilities(graphs, point), int(y[b])))  # noqa: B023
+            bound = arb(record.bound)
+            wrong = math.isnan(record.bound) or bool(bound < true if high else bound > true)
+            note = f"{name} {method} {perturbation} {separate}: {record.bound!r} against {true}"
+            tally.add(1, 1, int(wrong), note)
     return tally
 
 

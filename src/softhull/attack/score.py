@@ -14,7 +14,15 @@ from ..regions import Region
 
 @dataclass(frozen=True)
 class ScoreAttack:
-    """``restarts`` runs of ``steps`` signed steps whose size falls from ``first`` to ``last`` times the radius."""
+    """Settings of the attack on a score: signed gradient steps of falling size.
+
+    Args:
+        steps: Steps of a run.
+        restarts: Runs from random starts.
+        first: The first step size, as a multiple of the radius.
+        last: The last step size, as a multiple of the radius.
+        seed: Of the starts.
+    """
 
     steps: int = 40
     restarts: int = 4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ def softmax_bounds(
     def value(side: Side | None, from_below: bool) -> Array | None:
         if side is None:
             return None
-        found = _evaluate(side, bound, box, x, chosen, from_below, {}, False, rounding == "outward").value
+        outward = rounding == "outward"
+        found = tangent_planes(side, box, x, from_below, outward, chosen, flatten=False, name=bound).value
         return found[..., 0] if single else found
 
     return value(row.lower, True), value(row.upper, False)
@@ -113,7 +115,7 @@ def softmax_planes(
         if side is None:
             return None
         mine = {name: value for name, value in given.items() if name in side.free}
-        found = _evaluate(side, bound, box, point, chosen, from_below, mine, True, rounding == "outward")
+        found = tangent_planes(side, box, point, from_below, rounding == "outward", chosen, mine, name=bound)
         anchor = masked_out(box, found.at + box.shift if at is None else as_arrays(at=at, lower=box.lower)["at"])
         found = replace(found, at=anchor, masked=box.ignored)  # type: ignore[type-var]
         return SinglePlane(found) if single else found
@@ -144,28 +146,34 @@ def _output_indices(box: Box, outputs: Any) -> Array:
     return xp.asarray([o % box.size for o in wanted], dtype=xp.int64, device=device(box.lower))
 
 
-def _evaluate(
+def tangent_planes(
     side: Side,
-    name: str,
     box: Box,
     at: Array,
-    outputs: Array | None,
     from_below: bool,
-    free: dict[str, Array],
-    flatten: bool,
     outward: bool,
+    outputs: Array | None = None,
+    free: Mapping[str, Array] = MappingProxyType({}),
+    flatten: bool = True,
+    name: str = "",
 ) -> Planes:
-    """Value and planes of one side at one point, for the chosen outputs."""
+    """Value and planes of one side of a bound at a point of the shifted box, for the chosen outputs.
+
+    Everything that works with softmax planes gets them here: what is too steep, overflows or is masked becomes a
+    constant, and with ``outward`` planes are moved by what rounding may have cost. Without ``flatten`` only the values
+    count.
+    """
+    how = (from_below, outward, outputs)
     if side.parts:
         usable = [part for part in side.parts if box.size == 1 or part.only_for in (None, box.size)]
-        parts = [_evaluate(part, name, box, at, outputs, from_below, {}, flatten, outward) for part in usable]
+        parts = [tangent_planes(part, box, at, *how, flatten=flatten, name=name) for part in usable]
         return choose(parts, largest=from_below)
     if side.only_for is not None and box.size not in (1, side.only_for):
         raise InvalidInput(f"bound {name!r} is defined for K = {side.only_for} only, not for K = {box.size}; use 'lse'")
     if box.differences is not None and not side.in_differences:
+        plain = replace(side, in_differences=True)
         forms = [
-            _evaluate(replace(side, in_differences=True), name, form, at, outputs, from_below, free, flatten, outward)
-            for form in (box, box.without_differences())
+            tangent_planes(plain, form, at, *how, free, flatten, name) for form in (box, box.without_differences())
         ]
         return choose(forms, largest=from_below)
     assert side.tangent is not None

@@ -51,6 +51,7 @@ class Warm:
 
     @property
     def size(self) -> int:
+        """The bytes it takes, roughly."""
         return 8 * (4 * len(self.lower) + len(self.on_cuts))
 
 
@@ -67,15 +68,19 @@ class CutLeaves:
         self.shares: dict[int, float] = {}
 
     def roots(self) -> list[Solved]:
+        """The whole regions, without cuts."""
         return self._bounded([Cell(p, ()) for p in range(len(self.instance))], ROOT)
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
+        """Bounds of candidate cells after few steps, to choose a cut by."""
         return [found.bound for found in self._bounded(cells, TRIED, explain=False)]
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
+        """Bounds of cells, with the cuts to try next and the state their children start from."""
         return self._bounded(cells, STEPS)
 
     def _bounded(self, cells: Sequence[Cell], steps: int, explain: bool = True) -> list[Solved]:
+        """Bounds of cells, those of one instance together; with ``explain`` also the cuts to try next."""
         found: dict[int, Solved] = {}
         for i, root in self.parts.items():
             mine = torch.tensor([k for k, cell in enumerate(cells) if self.instance[cell.problem] == i])
@@ -183,6 +188,7 @@ class _Batch:
         self.places = {node: torch.tensor(rows, device=self.rows.device).T for node, rows in found.items()}
 
     def solved(self, steps: int, explain: bool) -> list[Solved]:
+        """Bounds of the cells of one instance; with ``explain`` also the cuts to try next."""
         lines, on_cuts = self._ascended(steps)
         walk = _CutWalk(self.root.bounds, self, lines)
         bound, claim = self._lower(walk, on_cuts)

@@ -21,6 +21,7 @@ class Cut:
 
     @property
     def sides(self) -> tuple[Cut, Cut]:
+        """The cut taken from below and from above."""
         return replace(self, below=True), replace(self, below=False)
 
     def __str__(self) -> str:

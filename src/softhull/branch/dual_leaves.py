@@ -50,6 +50,7 @@ class Warm:
 
     @property
     def size(self) -> int:
+        """The bytes it takes, roughly."""
         last = self.slopes[-1].numel() if self.slopes else 0
         return 8 * (self.row.numel() + 3 * self.on_cuts.numel() + self.weights.numel() + last)
 
@@ -77,6 +78,7 @@ class DualLeaves:
     # The three things the loop asks for
 
     def roots(self) -> list[Solved]:
+        """The whole regions, bounded by the multipliers alone; every cell starts from what is found here."""
         problems = torch.arange(len(self.instance))
         relaxation = self.root.take(self.instance)
         coefficients, offset = self.plane(problems, relaxation.probabilities(), self.start)
@@ -92,11 +94,13 @@ class DualLeaves:
         return found
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
+        """Bounds of candidate cells after a few steps, to choose a cut by."""
         problem, relaxation, state, empty, _ = self._start(cells, False)
         _, run, offset = self._descend(problem, relaxation, state, TRIED)
         return torch.where(empty, torch.inf, -(run.best + offset)).tolist()
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
+        """Bounds of cells, with the cuts to try next and the state their children start from."""
         problem, relaxation, state, empty, path = self._start(cells, True)
         whole, run, offset = self._descend(problem, relaxation, state, STEPS)
         return self._finish(cells, whole, run, offset, relaxation, path, empty)
@@ -104,6 +108,7 @@ class DualLeaves:
     # What they are made of
 
     def _start(self, cells: Sequence[Cell], sharpen: bool) -> tuple[Tensor, Relaxation, _State, Tensor, _Path]:
+        """Relaxations and starting points of cells, from what their parents left and the cuts that are new."""
         problem = torch.tensor([cell.problem for cell in cells])
         warms: list[Warm] = [self._roots[cell.problem] if cell.warm is None else cell.warm for cell in cells]
         bounds, flat, points, at = self._unpack(torch.stack([warm.row for warm in warms]))
@@ -159,6 +164,7 @@ class DualLeaves:
         path: _Path,
         empty: Tensor,
     ) -> list[Solved]:
+        """Safe bounds of cells, the cuts to try next, and the state to keep for their children."""
         whole.touch(run.best_points)
         bound = whole.safe_value(run.best_flat) + offset
         if self.root.outward:
@@ -238,6 +244,7 @@ class DualLeaves:
     # Cuts and what they change
 
     def _cuts(self, cells: Sequence[Cell], like: Tensor) -> Cuts:
+        """The cuts of all cells as tensors, filled up with cuts that say nothing."""
         C = max(len(cell.path) for cell in cells)
         none = (-1, 0, 0, -1, 0.0, 0.0)
 
@@ -392,6 +399,7 @@ class DualLeaves:
         return torch.cat([*pieces, *(point.flatten(1) for point in points), at, flat], 1)
 
     def _unpack(self, rows: Tensor) -> tuple[list[NeuronBounds], Tensor, list[Tensor], Tensor]:
+        """The bounds, multipliers, tangent points and plane of the score that rows of kept numbers hold."""
         position = 0
 
         def next_piece(shape: tuple[int, ...]) -> Tensor:

@@ -34,6 +34,7 @@ class Forms:
     sizes: Tensor
 
     def take(self, instances: Tensor) -> Forms:
+        """The forms of some of the instances."""
         return Forms(self.slopes[instances], self.constants[instances], self.sizes[instances])
 
     @property
@@ -60,6 +61,7 @@ def largest_values(
 def _largest_values(
     forms: Forms, half_spaces: Forms, multipliers: Tensor, fresh: list[Tensor], outward: bool
 ) -> tuple[Tensor, Tensor]:
+    """Bounds on forms where half-spaces hold too, with multipliers improved along the new half-spaces."""
     cost = share(forms.slopes.shape[-1] + half_spaces.slopes.shape[1], forms.slopes.dtype) if outward else 0.0
     reach, unit = forms.reach, half_spaces.reach
     slopes = forms.slopes + multipliers @ half_spaces.slopes

@@ -29,6 +29,7 @@ class Node:
 
     @property
     def depth(self) -> int:
+        """How many cuts lead to this cell."""
         return len(self.path)
 
     def cuts(self) -> tuple[tuple[int, float], ...]:

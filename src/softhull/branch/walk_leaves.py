@@ -69,13 +69,16 @@ class WalkLeaves:
         self.inputs = math.prod(graph.input_shape)
 
     def roots(self) -> list[Solved]:
+        """The whole regions, without cuts."""
         return self.solve([Cell(p, ()) for p in range(self.region.size)])
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
+        """Bounds of candidate cells after few steps, to choose a cut by."""
         low, _, _ = self._bound(cells, TRIED)
         return self.rows.worst(low)[0].tolist()
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
+        """Bounds of cells and the input entries to cut next, by slope times width."""
         low, region, problem = self._bound(cells, self.method.steps)
         bound, row = self.rows.worst(low)
         slopes, x = self._slopes(region, problem, row)
@@ -119,6 +122,7 @@ class WalkLeaves:
         return torch.maximum(low, torch.stack(known, 1)), region, problem
 
     def _bound_some(self, region: Region, problem: Tensor, steps: int) -> Tensor:
+        """Linear bounds of the rows over boxes, then second order where these prove nothing and it applies."""
         rows, offsets = self.rows.rows[:, problem], self.rows.offsets[:, problem]
         bounds = LinearBounds(self.graph, region, self.method.linear, self.structure, self.memory, self.deadline)
         bounds.check_time()

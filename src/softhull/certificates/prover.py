@@ -5,7 +5,8 @@ The bounds that are claimed are those that the checker itself derives, rounded d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,6 @@ class Proof:
         self._names = {id(self.x): "input"}
         self.scores: list[tuple[Floats, Floats]] = []
         self.products = "planes"  # how products are passed: "planes" or "contracted"
-        self.contracts = True  # whether they may be contracted, which is tight and takes most of the time
         self.anchors: dict[int, tuple[int, Floats, Floats]] = {}  # by softmax: step, values below and above
         self.choose_first: Rules | None = None  # choices made elsewhere; they go before our own
         self._slopes: dict[int, str] = {}
@@ -69,6 +69,7 @@ class Proof:
     def certificate(
         self, property: dict[str, Any], index: int | None, tree: dict[str, Any] | None = None
     ) -> Certificate:
+        """The steps so far as a certificate of ``property``; with ``tree``, of a region cut into cells."""
         models = [{"file": Path(m).name, "sha256": digest} for m, digest in zip(self.models, self.networks.digests)]
         header = {
             "format": FORMAT,
@@ -82,10 +83,11 @@ class Proof:
 
     # Claims
 
-    def prepare(self, views: Sequence[View], stops: bool = False) -> None:
+    def prepare(self, views: Sequence[View], stops: bool = False, contract: bool = True) -> None:
         """Claim what the relaxations on the way to some tensors need, first to last.
 
-        With ``stops`` bounds are evaluated at every node on the way back and the best is kept.
+        With ``stops`` bounds are evaluated at every node on the way back and the best is kept; ``contract``: score
+        differences by contracted products, which are tighter and take longer.
         """
         for index in self.before(views):
             node = self.networks.nodes[index]
@@ -102,17 +104,21 @@ class Proof:
                     if not isinstance(self.networks.nodes[view.node], Softmax | Kink | Curve):
                         self._claim_all(view, stops)
             elif isinstance(node, Softmax):
-                self.prepare_softmax(index, stops)
+                self.prepare_softmax(index, stops, contract)
                 self.derive_planes(index)
 
-    def prepare_softmax(self, index: int, stops: bool = False) -> None:
+    def prepare_softmax(self, index: int, stops: bool = False, contract: bool = True) -> None:
         """Claim the logits of a softmax and their differences."""
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
         self._claim_all(node.x, stops)
+        self.claim_apart(node, stops, contract)
+
+    def claim_apart(self, node: Softmax, stops: bool = False, contract: bool = True) -> None:
+        """Claim the differences of the logits of a softmax."""
         pairs = node.x.at(pairs_within(node)).index.at  # of entries: the difference of one to itself is 0
         whole, pairs = self.networks.whole(node.x.node), pairs[pairs[:, 0] != pairs[:, 1]]
-        self.products, before = "contracted" if self.contracts else "planes", self.products
+        self.products, before = "contracted" if contract else "planes", self.products
         self.claim_differences(whole, pairs, stops)
         self.products = before
 
@@ -159,39 +165,48 @@ class Proof:
         self.steps.append({"claim": "planes", "tensor": name, "below": self.keep(below), "above": self.keep(above)})
         return number
 
+    def contract(self, views: Sequence[View]) -> None:
+        """Claim score differences again, by contracted products, and derive the planes anew."""
+        for index in self.before(views):
+            node = self.networks.nodes[index]
+            if isinstance(node, Softmax):
+                self.claim_apart(node)
+                self.derive_planes(index)
+
     def claim_entries(self, view: View, chosen: Indices, stops: bool = False) -> None:
-        for part in self._parts(chosen, 2):
+        """Steps that bound entries of a tensor, which later steps may use."""
+        for part in self.parts(chosen, 2):
             places = Places(part, view.size)
             lower, upper = self._both("entries", view, unit_rows(places), {"entries": part}, stops)
             self.known.learn_entries(view, places, lower, upper)
 
     def claim_differences(self, view: View, pairs: Indices, stops: bool = False) -> None:
-        for part in self._parts(pairs, 2):
+        """Steps that bound differences of pairs of entries, which later steps may use."""
+        for part in self.parts(pairs, 2):
             places = Places(part, view.size)
             lower, upper = self._both("differences", view, unit_rows(places), {"entries": part}, stops)
             self.known.learn_differences(view, places, lower, upper)
 
-    def _functions(self, view: View, rows: Floats) -> list[tuple[Floats, Floats, Floats, Any]]:
+    def bound_functions(self, view: View, rows: Floats) -> list[tuple[Floats, Floats, Floats, Any]]:
         """Bounds on ``rows @ tensor``, in parts that fit a step; nothing is claimed yet."""
         found = []
-        for part in self._parts(rows, 2):
+        for part in self.parts(rows, 2):
             balls = exact(part)
             values, rules = self.walk([(view, np.concatenate((balls, -balls)))], False)
             found.append((part, values[: len(part)], -values[len(part) :], rules))
         return found
 
-    def _claim_functions(self, view: View, parts: list[tuple[Floats, Floats, Floats, Any]]) -> list[int]:
+    def claim_functions(self, view: View, parts: list[tuple[Floats, Floats, Floats, Any]]) -> list[int]:
         """The numbers of the steps that claim these bounds."""
         for rows, lower, upper, rules in parts:
             self.known.functions[len(self.steps)] = Functions(view.node, rows, lower, upper)
             self._commit("functions", view, {"rows": rows}, lower, upper, rules, False)
         return list(range(len(self.steps) - len(parts), len(self.steps)))
 
-    def claim_lead(self, view: View, label: int, rivals: Sequence[int]) -> Floats:
+    def claim_lead(self, view: View, label: int, rivals: Sequence[int], contract: bool = True) -> Floats:
         """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
         found = np.full(len(rivals), -np.inf)
-        ways = ("planes", "contracted") if self.contracts else ("planes",)
-        for self.products in ways:
+        for self.products in ("planes", "contracted") if contract else ("planes",):
             still = np.flatnonzero(~(found > 0))
             if not len(still):
                 break
@@ -272,6 +287,7 @@ class Proof:
     # Choices
 
     def _choose(self, index: int, A: Balls) -> Rule:
+        """What the certificate chooses at a node on the way back, for coefficients ``A`` of its output."""
         if self.choose_first is not None and (first := self.choose_first(index, A)) is not None:
             return first
         node = self.networks.nodes[index]
@@ -310,17 +326,27 @@ class Proof:
 
         None where the kept factor stands for itself alone, as probabilities of rows of one do: nothing to contract.
         """
-        self.products, before = "planes", self.products
-        tried = [self._contraction(node, A, keep, reference) for keep, reference in self._kept(node, A)]
-        self.products = before
+        with self.following(None):
+            tried = [self.contraction(node, A, keep, reference) for keep, reference in self.kept(node, A)]
         _, rule, view, parts = min(tried, key=lambda found: found[0])
         if not parts:
             return None
-        return {**rule, "functions": self._claim_functions(view, parts)}
+        return {**rule, "functions": self.claim_functions(view, parts)}
 
-    def _contraction(
+    @contextmanager
+    def following(self, choose: Rules | None) -> Iterator[None]:
+        """Walks with these choices before our own, and products term by term where neither says otherwise."""
+        before = self.products, self.choose_first
+        self.products, self.choose_first = "planes", choose
+        try:
+            yield
+        finally:
+            self.products, self.choose_first = before
+
+    def contraction(
         self, node: Product, A: Balls, keep: int, reference: Indices | None
     ) -> tuple[float, Rule, View, list[tuple[Floats, Floats, Floats, Any]]]:
+        """A product contracted with its coefficients: the loss, the rule, and the functions to bound first."""
         factors, _ = self.known.factors(node, keep, A, reference)
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         rows = np.full((len(A), kept.size), -1)
@@ -330,14 +356,14 @@ class Proof:
         for (s, a), place in zip(factors, places.ravel()):
             rows[s, a] = place
         view = self.networks.whole(other.node)
-        parts = self._functions(view, distinct)
+        parts = self.bound_functions(view, distinct)
         width = np.concatenate([upper - lower for _, lower, upper, _ in parts] or [np.zeros(0)])
         lower, upper = self.known.box(kept)
         loss = sum(float((upper - lower)[a] * width[rows[s, a]]) for s, a in factors)
         rule: dict[str, Any] = {"keep": keep, "rows": rows, "weight": np.full((1, kept.size), 0.5)}
         return loss, rule if reference is None else rule | {"reference": reference}, view, parts
 
-    def _kept(self, node: Product, A: Balls) -> list[tuple[int, Indices | None]]:
+    def kept(self, node: Product, A: Balls) -> list[tuple[int, Indices | None]]:
         """Keep probabilities, one of every row standing for all; otherwise the factor with fewer entries in use."""
         for keep, view in enumerate((node.x, node.y)):
             source = self.networks.nodes[view.node]
@@ -355,12 +381,14 @@ class Proof:
     # Small things
 
     def keep(self, array: np.ndarray[Any, Any]) -> str:
+        """The name under which an array goes into the file; the same array is kept once."""
         if id(array) not in self._names:
             self._names[id(array)] = name = f"a{len(self.arrays)}"
             self.arrays[name] = array  # kept: its identity is not given to another one
         return self._names[id(array)]
 
-    def _parts(self, items: Any, sides: int) -> list[Any]:
+    def parts(self, items: Any, sides: int) -> list[Any]:
+        """Items in parts that fit a step."""
         step = max(1, LARGEST_STEP // (sides * self._widest))
         return [items[i : i + step] for i in range(0, len(items), step)]
 

@@ -78,11 +78,12 @@ class SecondOrder:
     @contextmanager
     def choosing(self, fitted: bool = False) -> Iterator[None]:
         """Walks that split products."""
-        self.proof.choose_first, self._near = self._choose, self._worst if fitted else None
-        yield
-        self.proof.choose_first = None
+        self._near = self._worst if fitted else None
+        with self.proof.following(self._choose):
+            yield
 
     def _choose(self, index: int, A: Balls) -> Rule | None:
+        """Choices at the input, at products and at short attention rows; None leaves it to the linear prover."""
         node = self.proof.networks.nodes[index]
         if isinstance(node, Input):
             return self._multipliers(A[0], A[1:])

@@ -19,7 +19,7 @@ from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
 from .prover import Proof
 from .second_order import QuadraticRows, SecondOrder
-from .tree import Cuts, prove_cells
+from .tree import prove_cells
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from ..formats.network import Network
     from ..regions import Alternatives, AnyPerturbation, Perturbation
     from ..verify.ranges import Ranges
+    from ..verify.result import Record
     from ..verify.scores import Score
     from ..verify.uncertainty import ScoreRecord
     from .ensemble import LagrangianRows
+    from .gradient import Followed
 
 
 P = ParamSpec("P")
@@ -64,16 +66,23 @@ def class_certificate(
     perturbation: AnyPerturbation,
     rivals: Sequence[int] | None = None,
     index: int | None = None,
-    proved_by: Mapping[int, str] | None = None,
-    cuts: Cuts = (),
+    run: Record | None = None,
+    network: Network | None = None,
 ) -> Certificate:
-    """A proof that ``label`` stays ahead of ``rivals`` (default: all other classes) within the perturbation.
+    """A proof that ``label`` stays ahead of its rivals within the perturbation.
 
-    ``x`` has the shape of the network's input; ``index`` says where it stands in its data file. What the run knows of
-    its proof saves work here:
-    ``proved_by``, what some rivals were excluded by (linear walks are not tried where it took second order), and
-    ``cuts``, those by which a branched region was proved; both are in ``Record``. Raises NoProof, or ModelError for
-    operators that the checker does not cover.
+    Raises NoProof, or ModelError for operators that the checker does not cover.
+
+    Args:
+        model: The model file.
+        x: One input in the shape of the network's input.
+        label: The class.
+        perturbation: The region.
+        rivals: The other classes; all of them by default.
+        index: The number of the input in its data file.
+        run: What a run says of the instance: the cuts of its region, what excluded every rival, what gradient steps
+            chose. The proof follows it.
+        network: The network of the run; by default that of the model file.
     """
     proof = Proof([model], x, *_region(perturbation, x))
     classes = proof.networks.logits[0].size
@@ -82,47 +91,68 @@ def class_certificate(
     if classes > 1 and not rivals:
         raise NoProof("there is no other class to stay ahead of")
     property = {"kind": "class", "label": int(label), "rivals": rivals}
-    if cuts:
-        return proof.certificate(property, index, prove_cells(proof, cuts, lambda cell: _lead(cell, label, rivals)))
-    linear = rivals and not any(_quadratic(proved_by, rivals))
-    if linear and any(isinstance(node, Product) for node in proof.networks.nodes):
-        quick = Proof([model], x, *_region(perturbation, x))
-        quick.contracts = False
-        if not _lead(quick, label, rivals):
-            return quick.certificate(property, index)
-    if why := _lead(proof, label, rivals, proved_by):
+    if run is not None and run.cuts:
+        return proof.certificate(property, index, prove_cells(proof, run.cuts, lambda cell: _lead(cell, label, rivals)))
+    if why := _lead(proof, label, rivals, run, network):
         raise NoProof(why)
     return proof.certificate(property, index)
 
 
-def _quadratic(proved_by: Mapping[int, str] | None, rivals: Sequence[int]) -> list[bool]:
-    """Which rivals took second order to exclude."""
-    return [(proved_by or {}).get(k) in ("second order", "fitted rows") for k in rivals]
-
-
-def _lead(proof: Proof, label: int, rivals: Sequence[int], proved_by: Mapping[int, str] | None = None) -> str:
+def _lead(
+    proof: Proof, label: int, rivals: Sequence[int], run: Record | None = None, network: Network | None = None
+) -> str:
     """Claim that the label stays ahead of its rivals, or of nothing but zero; returns why that is not proved."""
     logits = proof.networks.logits[0]
-    proof.prepare([logits])
+    hows, chosen = (run.proved_by if run is not None else None), (run.chosen if run is not None else {})
+    # Contracted products are tight and take most of the time: first where the run took them, else where all else fails.
+    contracted = bool({"contracted", "gradient"} & set((hows or {}).values()))
+    proof.prepare([logits], contract=contracted)
+    followed = _followed(proof, network) if chosen else None
     if not rivals:
         found = proof.claim_sign(logits, label == 1)
+        if not found > 0 and followed is not None:
+            row, apart = chosen[1 - label]
+            followed.differ(apart)
+            with proof.following(partial(followed.choose, row)):
+                found = proof.claim_sign(logits, label == 1)
         if not found > 0:
             found = SecondOrder(proof, [logits]).sign(logits, label == 1)
-    else:
-        margins = np.full(len(rivals), -np.inf)
-        plain = np.flatnonzero(~np.array(_quadratic(proved_by, rivals)))
-        margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain.tolist()])
-        if not (margins > 0).all() and proof.contracts:
-            second_order = SecondOrder(proof, [logits])
-            for place in np.argsort(margins)[: int((~(margins > 0)).sum())].tolist():
-                for fitted in (False, *[True] * _FITS):
-                    margins[place] = second_order.lead(logits, label, rivals[place], fitted)
-                    if margins[place] > 0:
-                        break
-                else:  # what is not proved of one rival need not be proved of others
+        return _verdict(found)
+    margins = np.full(len(rivals), -np.inf)
+    plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in (None, "linear", "contracted")]
+    margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain], contracted)
+    if followed is not None:
+        _, apart = next(iter(chosen.values()))  # the same for all
+        followed.differ(apart)
+        for i in [i for i, k in enumerate(rivals) if k in chosen and not margins[i] > 0]:
+            with proof.following(partial(followed.choose, chosen[rivals[i]][0])):
+                margins[i] = proof.claim_difference(logits, label, rivals[i])
+    if not contracted and not (margins[plain] > 0).all():
+        proof.contract([logits])
+        left = [i for i in plain if not margins[i] > 0]
+        margins[left] = proof.claim_lead(logits, label, [rivals[i] for i in left])
+    if not (margins > 0).all():
+        second_order = SecondOrder(proof, [logits])
+        for place in np.argsort(margins)[: int((~(margins > 0)).sum())].tolist():
+            for fitted in (False, *[True] * _FITS):
+                margins[place] = second_order.lead(logits, label, rivals[place], fitted)
+                if margins[place] > 0:
                     break
-        found = float(margins.min())
-    return "" if found > 0 else f"the rules of the checker prove a margin of {found:.3g} only"
+            else:  # what is not proved of one rival need not be proved of others
+                break
+    return _verdict(float(margins.min()))
+
+
+def _verdict(margin: float) -> str:
+    return "" if margin > 0 else f"the rules of the checker prove a margin of {margin:.3g} only"
+
+
+def _followed(proof: Proof, network: Network | None) -> Followed:
+    """Choices of a run on the network, by default on that of the model file."""
+    from ..formats.onnx import load_onnx
+    from .gradient import Followed
+
+    return Followed(proof, (network or load_onnx(proof.models[0])).logits)
 
 
 @_proving
@@ -136,10 +166,19 @@ def score_certificate(
     index: int | None = None,
     record: ScoreRecord | None = None,
 ) -> Certificate:
-    """A proof of the bound on the score of the mean probabilities that a run reported, or of one as close as it gets.
+    """A proof of the bound on the score of the mean probabilities that a run reported, or of one as close as possible.
 
-    ``record`` is what the run says of the instance, with its choices (``proofs``); without one there is a run first.
-    Networks with products (attention) are bounded by second order, others by the multipliers of the Lagrangian method.
+    Networks with attention are bounded by second order, others by the multipliers of the Lagrangian method.
+
+    Args:
+        models: The model files.
+        networks: The networks read from them.
+        x: One input in the shape of the networks' input.
+        label: The class.
+        perturbation: The region.
+        score: The score.
+        index: The number of the input in its data file.
+        record: The record of the run with its choices (``proofs=True``); without one there is a run first.
     """
     import torch
 
@@ -381,4 +420,5 @@ def _region(
 
 
 def norm_of(perturbation: Perturbation) -> str:
+    """The norm of a perturbation as certificates write it: ``inf``, ``2`` or ``1``."""
     return "inf" if math.isinf(perturbation.norm) else str(int(perturbation.norm))

@@ -22,6 +22,7 @@ is_zero = np.frompyfunc(lambda a: a.is_zero(), 1, 1)
 
 
 def zeros(*shape: int) -> Balls:
+    """An array of exact zeros."""
     found = np.empty(shape, dtype=object)
     found.fill(ZERO)
     return found
@@ -41,6 +42,7 @@ def euclidean(row: Balls) -> arb:
 
 
 def matrix(rows: Balls | Floats) -> arb_mat:
+    """A matrix of the ball library."""
     return arb_mat(*rows.shape, rows.ravel().tolist())
 
 
@@ -62,15 +64,18 @@ def minimum_over(rows: Balls, lower: Floats, upper: Floats) -> Balls:
 def round_down(value: arb) -> float:
     """A float that is certainly not above the ball; -inf when nothing is certain."""
     least = value.lower()
+    if least.is_nan():
+        return -math.inf
     found = float(least)
     while not arb(found) <= least:
-        if not found > -math.inf:  # a NaN, or an infinity that holds nothing
+        if not found > -math.inf:  # an infinity that holds nothing
             return -math.inf
         found = math.nextafter(found, -math.inf)
     return found
 
 
 def round_up(value: arb) -> float:
+    """The smallest double that is certainly not below a ball."""
     return -round_down(-value)
 
 

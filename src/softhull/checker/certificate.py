@@ -40,6 +40,7 @@ class Certificate:
     arrays: dict[str, np.ndarray[Any, Any]]
 
     def array(self, name: Any, kind: str) -> np.ndarray[Any, Any]:
+        """The array with this name; refused if there is none of this kind."""
         found = self.arrays.get(name) if isinstance(name, str) else None
         if found is None or found.dtype.kind != kind:
             wanted = {"f": "real", "i": "whole"}[kind]
@@ -140,7 +141,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_certificate(path: str | Path, certificate: Certificate) -> None:
-    """The file that ``read_certificate`` reads; the same certificate gives the same bytes."""
+    """Write a certificate to a file; the same certificate gives the same bytes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         members = [(HEADER, json.dumps(certificate.header, indent=1).encode())]
         for name, array in certificate.arrays.items():

@@ -33,8 +33,11 @@ LARGEST_DATA = 1 << 30  # bytes
 class Accepted(Protocol):
     """What was accepted: in lines of words, and as plain data."""
 
-    def lines(self) -> list[str]: ...
-    def to_dict(self) -> dict[str, Any]: ...
+    def lines(self) -> list[str]:
+        """What was accepted, line by line, for people."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was accepted, as plain values."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Checked:
         return "\n  ".join([first, *(self.statement.lines() if self.statement is not None else ())])
 
     def to_dict(self) -> dict[str, Any]:
+        """The verdict as plain values; the statement only where it was accepted."""
         verdict = "accepted" if self.accepted else "rejected"
         statement = None if self.statement is None else self.statement.to_dict()
         return {
@@ -85,6 +89,16 @@ def check_certificate(
 
     ``index``, ``eps``, ``norm``, ``clip`` and ``label`` demand that the certificate is about exactly these; one about
     anything else is rejected. A file that cannot be read raises a SofthullError; everything else is a verdict.
+
+    Args:
+        path: The certificate.
+        models: The model files, in the order in which they were certified.
+        data: A data file; input and label of the certificate are compared with it.
+        index: The number of the input in the data.
+        eps: The radius.
+        norm: ``"inf"``, ``"2"`` or ``"1"``.
+        clip: The two ends of the clip range.
+        label: The class.
     """
     with ctx.workprec(PRECISION):
         certificate = read_certificate(path)
@@ -127,6 +141,7 @@ class DataFile:
 
     @property
     def labelled(self) -> bool:
+        """Whether the file has labels."""
         return self._y is not None
 
     def input(self, at: int | None) -> Floats:
@@ -137,6 +152,7 @@ class DataFile:
         return np.asarray(values.ravel())
 
     def label(self, at: int) -> float | None:
+        """The label at this place; None where the file has none."""
         return None if self._y is None else float(self._y[at])
 
 
@@ -157,6 +173,7 @@ class _Check:
         self.spent = 0  # by all cells together
 
     def run(self, index: int | None, inputs: DataFile | None) -> Checked:
+        """Replays all steps of all cells; a verdict with the first step that does not follow."""
         if inputs is not None:
             self._same_input(inputs, index)
         count, place = 0, ""
@@ -216,6 +233,7 @@ class _Check:
     # Steps
 
     def _step(self, number: int, step: Mapping[str, Any]) -> None:
+        """Derives one step and learns its claim, or refuses it."""
         claim = step["claim"]
         if claim == "planes":
             node = self._view(step["tensor"]).node
@@ -285,6 +303,9 @@ class _Check:
         rules = step.get("rules", {}).values()
         if any("split" in rule or "fit" in rule for rule in rules):
             self.spent += 8 * self.known.forms.count**2  # matrices over the noise
+        for pairs in (self._plain(rule["pairs"]) for rule in rules if "pairs" in rule):
+            widest = max(node.size for node in self.networks.nodes)
+            self.spent += 8 * widest * (widest + np.size(pairs))  # what pairs leave of a product
         for reference in (self._plain(rule["fit"]) for rule in rules if "fit" in rule):
             self.spent += 16 * MOST_CELLS * np.size(reference)
         self._spend(len(wanted) * max(node.size for node in self.networks.nodes))
@@ -444,4 +465,5 @@ def conclusion(
 
 
 def sha256(content: bytes) -> str:
+    """The hash by which certificates name files and inputs."""
     return hashlib.sha256(content).hexdigest()

@@ -81,6 +81,7 @@ class DatasetStatement:
         return [one_line(line) for line in [*found, *map(str, self.radii)]]
 
     def to_dict(self) -> dict[str, Any]:
+        """The statement as plain values."""
         return {
             "models": [{"file": name, "sha256": digest} for name, digest in self.models],
             "inputs": {
@@ -117,8 +118,14 @@ def check_dataset(
 ) -> Checked:
     """Whether the metrics that a statement claims follow from the certificates it names, for these model files.
 
-    With ``data`` every input and label is compared with that file. ``indices``, ``norm`` and ``clip`` demand that the
-    statement is about exactly these; with ``eps`` only what it says of that radius is checked and accepted.
+    Args:
+        path: The statement.
+        models: The model files, in the order in which they were certified.
+        data: A data file; every input and label is compared with it.
+        indices: Demands that the statement is about exactly these samples.
+        eps: Only what the statement says about this radius is checked and accepted.
+        norm: Demands this norm.
+        clip: Demands this clip range.
     """
     with ctx.workprec(PRECISION):
         content = read_file(path, LARGEST_HEADER)
@@ -192,6 +199,7 @@ class _Dataset:
         norm: str | float | None,
         clip: Sequence[float] | None,
     ) -> Checked:
+        """Checks what is demanded of the statement, every certificate it names, and every metric it claims."""
         stated = tuple(sample["index"] for sample in self.samples)
         if indices is not None and set(indices) != set(stated):
             wanted = as_ranges(indices)

@@ -41,10 +41,12 @@ class View:
 
     @property
     def size(self) -> int:
+        """How many entries the view has."""
         return self.index.size
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape the entries are seen in."""
         return self.index.shape
 
     def moved(self, move: Callable[[Indices], Indices]) -> View:
@@ -52,6 +54,7 @@ class View:
         return View(self.node, Entries(move(self.index.at), self.index.among))
 
     def flat(self) -> View:
+        """The same entries in one row."""
         return self.moved(np.ravel)
 
     def at(self, places: Places) -> View:
@@ -59,6 +62,7 @@ class View:
         return self.moved(lambda index: places.of(index.ravel()))
 
     def places(self) -> Places:
+        """All its entries as places."""
         return Places(np.arange(self.size), self.size)
 
 
@@ -178,6 +182,7 @@ class Networks:
 
     @property
     def input_size(self) -> int:
+        """The number of entries of the shared input."""
         return self.nodes[0].size
 
     def whole(self, index: int) -> View:
@@ -247,6 +252,7 @@ class Networks:
             self._masked[index] = found
 
     def add(self, node: Node, shape: Sequence[int]) -> View:
+        """Adds a node and returns the view of its output; refused where the network gets too large."""
         self._follow_masks(len(self.nodes), node)
         self.spend(node.weights.size if isinstance(node, Linear) else node.size)
         self.spend(node.out.size if isinstance(node, Product) else 0)
@@ -254,6 +260,7 @@ class Networks:
         return self.whole(len(self.nodes) - 1).moved(lambda index: index.reshape(shape))
 
     def spend(self, numbers: int) -> None:
+        """Counts numbers against the limit for a whole network."""
         self._numbers += numbers
         if self._numbers > LARGEST_NETWORK:
             raise ModelError(f"more than {LARGEST_NETWORK} numbers in all")
@@ -281,6 +288,8 @@ OPERATORS: dict[str, list[Operator]] = {}
 def operator(
     name: str, *, since: int, until: int = LATEST, operands: tuple[int, int] = (1, 1), **attributes: int
 ) -> Callable[[AnyRule], AnyRule]:
+    """Declares a rule for an operator: its operator sets, numbers of operands and allowed attributes."""
+
     def declare(rule: AnyRule) -> AnyRule:
         OPERATORS.setdefault(name, []).append(Operator(rule, since, until, operands, attributes))
         return rule
@@ -299,6 +308,7 @@ class _Reader:
         self.real: np.dtype[Any] = np.dtype(np.float32)  # the one type of real numbers in the file
 
     def read(self) -> View:
+        """Reads the graph node by node, every one by the rule of its operator set; returns the output."""
         graph = self._graph()
         constants = {tensor.name for tensor in graph.initializer}
         inputs = [i for i in graph.input if i.name not in constants]  # a constant may be listed as an input, too
@@ -367,6 +377,7 @@ class _Reader:
         return found.rule(self, [self.values[name] if name else None for name in names], attributes)
 
     def _graph(self) -> onnx.GraphProto:
+        """The graph of the file, with constants from files beside it; refused where two readers could differ."""
         try:
             if Path(self.path).stat().st_size > LARGEST_FILE:
                 raise self._bad(f"larger than {LARGEST_FILE} bytes")
@@ -395,6 +406,7 @@ class _Reader:
         return model.graph
 
     def _array(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        """A constant of the file as an exact array; refused where its contents are not plainly there once."""
         name = f"tensor {quoted(tensor.name)}"
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             raise self._bad(f"{name} lies in a file that was not read")
@@ -416,6 +428,7 @@ class _Reader:
         return found
 
     def _input(self, declared: onnx.ValueInfoProto) -> View:
+        """The input of the network, one instance of it; the first network decides its size."""
         name, kind = f"input {quoted(declared.name)}", declared.type.tensor_type
         if kind.elem_type not in _REALS:
             raise self._bad(f"{name} holds neither float nor double")
@@ -689,6 +702,7 @@ def _joined(reader: _Reader, operands: Any, axis: int) -> View:
 
 @operator("MatMul", since=1, operands=(2, 2))
 def _matmul(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """A matrix product with broadcast leading dimensions."""
     x, y = operands
     rank = max(len(_shape(x)), len(_shape(y)))
     if min(len(_shape(x)), len(_shape(y))) < 2:
@@ -750,6 +764,7 @@ def _subtract(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 
 def _multiply(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """An entrywise product: a ``Product`` of two variable tensors, affine where one is constant."""
     x, y = operands
     shape = np.broadcast_shapes(_shape(x), _shape(y))
     size = math.prod(shape)

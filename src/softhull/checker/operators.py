@@ -102,6 +102,7 @@ def _gelu(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Pow", since=7, operands=(2, 2))
 def _power(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """A power with one constant exponent, as the curve that it is."""
     x, exponent = operands
     if isinstance(exponent, View) or exponent.size != 1 or np.broadcast_shapes(_shape(x), exponent.shape) != _shape(x):
         raise ModelError("an exponent that is not one constant number")
@@ -596,6 +597,7 @@ def _extreme(reader: _Reader, operands: Any, sign: int) -> View:
 @operator("ReduceMax", since=1, until=17, axes=INTS, keepdims=INT)
 @operator("ReduceMax", since=18, operands=(1, 2), keepdims=INT)
 def _reduce_max(reader: _Reader, operands: Any, attributes: Any, sign: int = 1) -> View:
+    """The largest entry along axes; with ``sign`` -1 the smallest."""
     x, *given = operands
     x = _view(x)
     wanted = _list(given[0]) if given else attributes.get("axes", range(len(x.shape)))
@@ -668,6 +670,7 @@ def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Slice", since=10, operands=(3, 5))
 def _slice(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """A range of entries along some axes."""
     x, starts, ends, *more = operands
     first, last = _list(starts), _list(ends)
     axes = _list(more[0]) if more and more[0] is not None else list(range(len(first)))
@@ -689,6 +692,7 @@ def _slice(reader: _Reader, operands: Any, attributes: Any) -> Value:
 @operator("Split", since=13, until=17, operands=(1, 2), axis=INT)
 @operator("Split", since=18, operands=(1, 2), axis=INT, num_outputs=INT)
 def _split(reader: _Reader, operands: Any, attributes: Any) -> list[Value]:
+    """Consecutive parts along one axis."""
     x, *given = operands
     axis = _axis(reader, attributes.get("axis", 0), len(_shape(x)))
     size, count = _shape(x)[axis], reader.outputs
@@ -719,6 +723,7 @@ def _expand(reader: _Reader, operands: Any, attributes: Any) -> Value:
 
 @operator("GatherND", since=12, operands=(2, 2), batch_dims=INT)
 def _gather_nd(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """Entries at constant index tuples."""
     x, where = operands
     if attributes.get("batch_dims", 0):
         raise ModelError("batched indices")
@@ -858,6 +863,8 @@ _NEAREST: dict[bytes, Callable[[Fraction], int]] = {
 
 
 def _resized(reader: _Reader, x: View, axis: int, at: list[Fraction], attributes: Any) -> View:
+    """A tensor resampled along one axis at exact positions, which the runtime may compute in floating point."""
+
     def taken(entries: list[int]) -> View:
         chosen = np.clip(entries, 0, x.shape[axis] - 1)
         return x.moved(lambda index: np.take(index, chosen, axis))

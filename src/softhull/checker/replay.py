@@ -39,7 +39,7 @@ from .balls import (
 from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
-from .forms import Forms, Part
+from .forms import LARGEST_FORM, Forms, Part, pairs_within
 from .network import Curve, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import least
@@ -143,6 +143,7 @@ class Walk:
         return max(self.pending)
 
     def step(self, found: dict[int, Balls], shift: Balls, quadratic: Part | None = None) -> None:
+        """Replaces a node: coefficients go to its inputs, the rest to the constant or to the quadratics."""
         for i, back in found.items():
             self.pending[i] = self.pending[i] + back if i in self.pending else back
         self.constant = self.constant + shift
@@ -167,6 +168,7 @@ class Knowledge:
     # What is known of a node
 
     def box(self, view: View) -> tuple[Floats, Floats]:
+        """Proved ranges of the entries of a view."""
         lower, upper = self._box(view.node)
         return view.index.of(lower), view.index.of(upper)
 
@@ -285,7 +287,7 @@ class Knowledge:
 
         Theorem: ``centre + slope . e + rest`` lies within ``reach(slope)`` of the centre, plus the range of the rest.
         """
-        if node.rows.shape[1] == 1:  # a row of one entry has no differences
+        if not pairs_within(node).size:  # rows of which one entry is visible have no differences
             return
         pairs, lower, upper = self.forms.differences(node)
         self.learn_differences(node.x, pairs, *outward(lower, upper))
@@ -556,6 +558,8 @@ class Knowledge:
     def _product(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         node = self.networks.nodes[index]
         assert isinstance(node, Product)
+        if "pairs" in rule:
+            return self._paired(node, A, rule)
         return self._contracted(node, A, rule) if "functions" in rule else self._term_by_term(node, A, rule)
 
     def _term_by_term(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
@@ -615,6 +619,39 @@ class Knowledge:
         found: dict[int, Balls] = {other.node: on_other}
         self.put(found, kept, on_kept)
         return found, constant
+
+    def _paired(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
+        """``<A, product>`` as ``sum_n f_n(x) g_n(y)``, linear functions bounded before, and what these leave of A.
+
+        Theorem: with ``D = A - sum_n f_n g_n'`` over the entries of both factors, ``<A, product>`` is exactly
+        ``sum_n f_n g_n + sum_ij D_ij x_i y_j``; the f_n g_n as in ``_contracted``, and ``|x_i y_j| <= X_i Y_j``.
+        """
+        left, right = self._proved(node.x.node, rule["left"]), self._proved(node.y.node, rule["right"])
+        pairs, sizes = np.asarray(rule["pairs"]), (left.rows.shape[1], right.rows.shape[1])
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind != "i" or not len(pairs):
+            raise Refused("pairs that are none")
+        if len(A) != 1 or max(*sizes, len(pairs)) * max(sizes) > LARGEST_FORM:
+            raise Refused("pairs of functions for several rows, or too many")
+        if pairs.min() < 0 or (pairs.max(0) >= (len(left.rows), len(right.rows))).any():
+            raise Refused("pairs of functions that were not proved")
+        w = exact(_array(rule, "weight", len(pairs), low=0.0, high=1.0))
+        f, f_low, f_high = (exact(part[pairs[:, 0]]) for part in (left.rows, left.lower, left.upper))
+        g, g_low, g_high = (exact(part[pairs[:, 1]]) for part in (right.rows, right.lower, right.upper))
+        missed = zeros(*sizes)
+        entries = node.x.at(node.left).index.at, node.y.at(node.right).index.at
+        np.add.at(missed, entries, node.out.of(A)[0])
+        missed = magnitude(missed - times(f.T, matrix(g)))
+        boxes = self._box(node.x.node), self._box(node.y.node)
+        X, Y = (exact(np.maximum(np.abs(low), np.abs(high))) for low, high in boxes)
+        constant = -(times(missed, matrix(Y[:, None]))[:, 0] * X).sum()
+        constant -= (w * f_low * g_low + (ONE - w) * f_high * g_high).sum()
+        found: dict[int, Balls] = {}
+        for factor, pull, rows in (
+            (node.x, w * g_low + (ONE - w) * g_high, f),
+            (node.y, w * f_low + (ONE - w) * f_high, g),
+        ):
+            self.put(found, self.networks.whole(factor.node), times(pull[None], matrix(rows)))
+        return found, np.array([constant], dtype=object)
 
     def _proved(self, node: int, steps: Any) -> Functions:
         """The functions of several steps, one after the other."""

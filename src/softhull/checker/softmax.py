@@ -58,6 +58,7 @@ class Logits:
 
 
 def sigma(v: arb) -> arb:
+    """The logistic function."""
     return ONE / (ONE + (-v).exp())
 
 

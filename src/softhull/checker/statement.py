@@ -55,6 +55,7 @@ class Statement:
                 raise Refused(f"{name} {value} is demanded, the certificate is about {name} {quoted(stated)[1:-1]}")
 
     def concluded(self, conclusion: str, property: dict[str, Any], moving: int, entries: int) -> Statement:
+        """The statement with what was proved in the end, and how many entries of the input may move."""
         moves = (moving, entries)
         return replace(self, conclusion=conclusion, property=property, moving=moves, single_input=not moving)
 
@@ -84,6 +85,7 @@ class Statement:
         return [one_line(line) for line in found]
 
     def to_dict(self) -> dict[str, Any]:
+        """The statement as plain values."""
         source = {"from": "certificate" if self.data is None else "data", "data": self.data}
         return {
             "models": [{"file": name, "sha256": digest} for name, digest in self.models],
@@ -177,6 +179,7 @@ def read_region(region: Mapping[str, Any], plain: bool = True) -> tuple[float | 
 
 
 def describe_clip(clip: tuple[float, float] | None) -> str:
+    """The clip range in words; nothing where there is none."""
     return "" if clip is None else f", clipped to {clip[0]!r} to {clip[1]!r}"
 
 
@@ -189,8 +192,10 @@ def norm_name(norm: str | float) -> str:
 
 
 def whole(found: Any) -> bool:
+    """Whether a value of a header is a whole number."""
     return isinstance(found, int) and not isinstance(found, bool)
 
 
 def number(found: Any) -> bool:
+    """Whether a value of a header is a finite number."""
     return whole(found) or (isinstance(found, float) and math.isfinite(found))

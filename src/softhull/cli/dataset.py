@@ -13,6 +13,7 @@ from .options import (
     OutFolder,
     bounding_options,
     console,
+    instance_workers_option,
     is_stdout,
     method_option,
     parse_indices,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     help="Write a proof for every sample to this folder, and a statement.",
 )
 @click.option("--executor", help="Who works with --store: local:N, dask or dask:ADDRESS; default: this process.")
+@instance_workers_option
 @bounding_options
 @run_options
 def command(
@@ -64,6 +66,7 @@ def command(
     outside_indices: str | None,
     certificates: Path | None,
     executor: str | None,
+    workers: int | None,
     rounding: str,
     store: str | None,
     recheck: bool,
@@ -91,6 +94,8 @@ def command(
 
     if store is None:
         refuse("it is about a --store; name one", "executor", "recheck")
+    else:
+        refuse("work that is kept in a --store is shared by its --executor", "workers")
     if outside is None:
         refuse("it belongs to --outside", "outside_indices")
     use_threads(threads)
@@ -120,7 +125,7 @@ def command(
         left = None if budget is None else seconds_left(end)
         if store is None:
             x, y = torch.from_numpy(dataset.take(wanted)), torch.from_numpy(dataset.y[wanted])
-            own: Any = {"timeout": timeout, "budget": left, "device": device, **keywords}
+            own: Any = {"timeout": timeout, "budget": left, "device": device, **keywords, "workers": workers or "auto"}
             done = certify_dataset(networks, x, y, perturbation, method=method, bound=bound, **own)
             return done, done.interrupted
         from ..runs.engine import Limits

@@ -58,4 +58,4 @@ def command(out: Path, images: int, only_files: bool) -> None:
     click.echo(f"\nsofthull run {campaign} --store {store}")
     context.invoke(run, campaign=str(campaign), store=str(store))
     click.echo(f"\nsofthull report {store} -o {out / 'report.html'}")
-    context.invoke(report, store=store, out=out / "report.html")
+    context.invoke(report, stores=(store,), out=out / "report.html")

@@ -39,6 +39,7 @@ class NumberList(click.ParamType):
         return tuple(self._number(entry.strip(), value, param, ctx) for entry in str(value).split(","))
 
     def _number(self, entry: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """One number of a list, or the error of a bad option."""
         try:
             number = self.kind(entry)
             if math.isnan(number):
@@ -252,6 +253,7 @@ def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
 
 
 def _bar() -> Progress:
+    """A progress bar on standard error."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -283,7 +285,7 @@ workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
     callback=_resolve_workers,
-    help="Processes; default: one per available processor.",
+    help="Processes; default: one per available CPU.",
 )
 
 
@@ -306,7 +308,7 @@ def use_threads(count: int) -> None:
 instance_workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Processes that share the instances; default: one per processor, if the work takes long.",
+    help="Processes that share the instances; default: one per CPU, if the work takes long.",
 )
 
 

@@ -63,6 +63,7 @@ def command(store: str, where: tuple[str, ...], kind: str, summary: bool, out: P
 
 
 def _tables(rows: list[Row], total: int, summary: bool, out: Path | None) -> None:
+    """Prints the rows, or their summary, as tables."""
     from rich.console import Console
 
     from ..runs.tables import rows_table, summary_tables
@@ -82,6 +83,7 @@ def _plain(rows: Iterator[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _csv(rows: Iterator[Row]) -> str:
+    """The rows as CSV, with nothing that a terminal would obey."""
     from ..runs.rows import COLUMNS
 
     text = io.StringIO()
@@ -99,6 +101,7 @@ def _json(rows: Iterator[Row]) -> str:
 
 
 def _parquet(rows: Iterator[Row], out: str) -> None:
+    """Writes the rows as a parquet file."""
     from ..errors import MissingExtra
 
     try:

@@ -14,7 +14,7 @@ from .options import OutFile, console, exit_code, fail_on_option, is_stdout, say
 @click.command("run", short_help="Run a campaign: many instances, kept in a store.")
 @click.argument("campaign", type=click.Path(exists=True, dir_okay=False))
 @click.option("--store", type=click.Path(dir_okay=False), help="Where answers are kept; default: runs.db.")
-@click.option("--executor", help="local, local:N, dask or dask:ADDRESS; default: local, a process per processor.")
+@click.option("--executor", help="local, local:N, dask or dask:ADDRESS; default: local, one process per CPU.")
 @timeout_option
 @click.option("--budget", type=float, help="Seconds for the whole run; what is left is for the next one.")
 @click.option("--memory", help="For all local workers together (on a cluster: for each), for example 4GB.")

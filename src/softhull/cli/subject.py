@@ -127,13 +127,14 @@ def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Com
 
 
 def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) -> Callable[[Command], Command]:
+    """The options that name models, data and region, for one command."""
     return together(
         click.argument("models", required=True, type=_FILE, **kind),
         click.option("--data", required=required, type=_FILE, help="npz with x and y, IDX or a CIFAR-10 batch."),
         click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all."),
         click.option("--eps", type=numbers, help=radius),
         click.option("--norm", type=Name("norm", ("inf", "2", "1")), default="inf", show_default=True),
-        click.option("--clip", type=(float, float), help="The range inputs live in, for example 0 1."),
+        click.option("--clip", type=(float, float), help="Valid input range, which the region is cut to, such as 0 1."),
         click.option(
             "--normalize",
             type=(NumberList(), NumberList()),

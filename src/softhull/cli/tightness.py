@@ -62,6 +62,7 @@ def command(
 
 
 def _show(study: TightnessStudy, kinds: tuple[bool, ...]) -> None:
+    """Prints the cells and the summary of a study."""
     from ..report.tables import tightness_cells_table, tightness_summary_table
     from ..study.tightness import SIDES, grid_description
 
@@ -82,6 +83,7 @@ def _show(study: TightnessStudy, kinds: tuple[bool, ...]) -> None:
 
 
 def _plain(study: TightnessStudy, kinds: tuple[bool, ...]) -> dict[str, Any]:
+    """The study as plain values."""
     from ..study.tightness import SIDES, grid_description
 
     def summary(equal: bool) -> dict[str, Any]:

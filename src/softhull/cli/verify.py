@@ -176,6 +176,7 @@ def command(
             say_differences(answers.differences, len(wanted))
     else:
         own = {"method": chosen, "attack": attack, "seed": seed, "workers": workers or "auto"}
+        own["proofs"] = certificates is not None
         with counting("instances") as progress:
             result = verify_robustness(network, x, y, perturbation, progress=progress, **own, **asked, **limits)
         result = result.renumbered(wanted)
@@ -226,8 +227,8 @@ def _certify(
     for record in with_progress(certified, len(certified), "certificates"):
         x = fit_inputs(network, dataset.take([record.index])).numpy()
         rivals = list(targets) if prop == "targets" else _runner_up(network, x) if prop == "runner-up" else None
-        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index
-        folder.keep(record.index, partial(class_certificate, *given, proved_by=record.proved_by, cuts=record.cuts))
+        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index, record, network
+        folder.keep(record.index, partial(class_certificate, *given))
 
 
 def _runner_up(network: Network, x: Any) -> list[int]:

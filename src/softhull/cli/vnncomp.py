@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ..deadlines import deadline_after, seconds_left
-from .options import device_option, threads_option, use_threads, with_progress
+from .options import device_option, out_option, threads_option, use_threads, with_progress
 
 
 @click.command("vnncomp", short_help="Decide properties in the formats of VNN-COMP.")
@@ -24,7 +24,7 @@ from .options import device_option, threads_option, use_threads, with_progress
 @click.option(
     "--instances", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A table ONNX,VNNLIB,SECONDS."
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The table of results to write.")
+@out_option(text="The table of results to write.")
 @click.option("--category", help="The first column of the results; default: the folder of the table.")
 @click.option("--method", help="As in softhull verify; default: its default.")
 @device_option

@@ -74,6 +74,7 @@ def disagreements(network: Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _compared(network: Network, x: np.ndarray, limits: torch.finfo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By input, how far the graph is from onnxruntime, what rounding explains of it, and whether either overflows."""
     theirs = network.replay(x).astype(np.float64)
     ours, too_large = _plain(network.graph, torch.from_numpy(x).double(), limits.max)
     if ours.shape != theirs.shape:

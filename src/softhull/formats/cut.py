@@ -267,6 +267,7 @@ class _Part:
 
 
 def _front(model: Any, name: str, entry: Any, outputs: Sequence[str], nodes: Sequence[Any]) -> _Part:
+    """The part of a model before a cut, which computes the perturbed tensors from one input."""
     kind = entry.type.tensor_type
     sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
     if any(size < 1 for size in sizes[1:]):

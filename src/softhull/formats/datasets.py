@@ -129,8 +129,11 @@ class Dataset:
 def load_dataset(path: str | Path, labels: str | Path | None = None) -> Dataset:
     """Read inputs and labels; raises DatasetError with one line when that is impossible.
 
-    An npz file holds ``x`` and ``y``. The labels of IDX images lie beside them under the usual name
-    (``images-idx3`` becomes ``labels-idx1``) unless named. CIFAR-10 images come as rows, columns, colours.
+    Args:
+        path: An npz file with ``x`` and ``y``, IDX images (MNIST) or a CIFAR-10 batch, whose images come as rows,
+            columns, colours.
+        labels: The file with the labels of IDX images; by default the one beside them under the usual name
+            (``images-idx3`` becomes ``labels-idx1``).
     """
     path = Path(path)
     try:

@@ -44,6 +44,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _read(tensor: Any, name: str, folder: Path | None, room: int) -> bytes:
+    """The bytes of a tensor kept in a file beside the model; refused outside its folder or beyond ``room``."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) < len(tensor.external_data):
         raise ModelError(f"{name}: tensor {quoted(tensor.name)} names its file twice")

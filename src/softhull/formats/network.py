@@ -62,6 +62,7 @@ class Network:
 
     @property
     def input_shape(self) -> Shape:
+        """The shape of one input, without the batch."""
         return self.graph.input_shape
 
     @cached_property

@@ -44,9 +44,11 @@ UNUSUAL = 2.0**100  # larger than any limit that is meant
 def load_onnx(path: str | Path, fixed: Mapping[str, Any] | None = None, perturb: str | None = None) -> Network:
     """Read a network from an ONNX file; raises ModelError with one line when that is impossible.
 
-    ``fixed``: arrays for all inputs of the model but one, by name. ``perturb``: the tensor of the file that is to be
-    perturbed instead of the input, by name, or ``"embeddings"`` for what a table of embeddings gives. Inputs are then
-    still given as the model takes them; onnxruntime computes the tensor from them.
+    Args:
+        path: The file; constants in files beside it are found.
+        fixed (dict of arrays): Values for all inputs of the model but one, by name.
+        perturb: The tensor to perturb instead of the input, by name, or ``"embeddings"`` for the output of an
+            embedding table. Inputs are still given as the model takes them; onnxruntime computes the tensor from them.
     """
     path = Path(path)
     try:
@@ -152,6 +154,7 @@ def _is_log_softmax(graph: Graph, last: Node) -> bool:
 
 
 def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
+    """The graph of a model, with the names of its input and its output."""
     if len(model.functions) or len(model.graph.sparse_initializer):
         raise ModelError(f"{name}: local functions and sparse constants are not supported; export without them")
     opset = _opset(model, name)

@@ -237,6 +237,7 @@ _PADDING: dict[bytes, dict[str, Any]] = {
     attributes={"mode": STRING, "pads": INTS, "value": FLOAT},
 )
 def _pad(context: Context, x: Value, pads: Value = None, fill: Value = None, axes: Value = None) -> Value:
+    """A padded tensor: entries are picked, or added as constants."""
     g, rank = context.graph, len(context.shape(variable(x)))
     sizes = [int(v) for v in context.attributes["pads"]] if pads is None else integers(pads)
     chosen = list(range(rank)) if axes is None else [axis_of(a, rank) for a in integers(axes)]
@@ -267,6 +268,7 @@ def _tile(context: Context, x: Value, repeats: Value) -> Value:
 
 @rule("GatherND", versions=(11, 12, 13), inputs=2, attributes={"batch_dims": INT})
 def _gather_nd(context: Context, x: Value, indices: Value) -> Value:
+    """Entries at constant index tuples."""
     where = positions(indices)
     shape = context.shape(variable(x))
     if context.attributes.get("batch_dims", 0) or not 1 <= where.shape[-1] <= len(shape):
@@ -281,6 +283,7 @@ def _gather_nd(context: Context, x: Value, indices: Value) -> Value:
 
 @rule("DepthToSpace", versions=(1, 11, 13), attributes={"blocksize": INT, "mode": STRING})
 def _depth_to_space(context: Context, x: Value) -> Value:
+    """Blocks of channels laid out in space, in either order of the standard."""
     n, c, h, w = _image(context, x)
     size = int(context.attributes["blocksize"])
     if size < 1 or c % (size * size):
@@ -441,6 +444,7 @@ def _abs(context: Context, x: Value) -> Value:
 
 
 def absolute(g: GraphBuilder, x: int) -> int:
+    """Adds ``|x| = 2 relu(x) - x``; returns its index."""
     return g.difference(g.scale(g.elementwise(Relu(), x), 2.0), x)
 
 

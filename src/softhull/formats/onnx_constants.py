@@ -39,6 +39,7 @@ class ConstantFolder:
         self.room = room  # entries that are left
 
     def fold(self, node: Any, arguments: list[Value]) -> list[Value]:
+        """The outputs of a node whose inputs are all constant, computed by onnxruntime."""
         if node.op_type not in FOLDED:
             raise ModelError("this operator is not supported")
         schema_of(node.op_type, self.opset)
@@ -55,6 +56,7 @@ class ConstantFolder:
         self.room -= int(entries)
 
     def _constant(self, node: Any) -> np.ndarray:
+        """The value of a ``Constant`` node, in whichever attribute it stands."""
         if len(node.attribute) != 1:
             raise ModelError("a constant has one value")
         (attribute,) = node.attribute
@@ -67,6 +69,7 @@ class ConstantFolder:
         return np.array(value, dtype=kinds[attribute.name])
 
     def _run(self, model: Any, feeds: dict[str, np.ndarray]) -> list[Any]:
+        """Runs one node in onnxruntime, unoptimised; a failure is a ModelError with its first line."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -63,6 +63,7 @@ class Context:
     dtypes: set[int]  # in which variables have been computed so far
 
     def shape(self, x: int) -> Shape:
+        """The shape of a variable tensor, without the batch."""
         return self.graph.shape(x)
 
     def axes(self, given: Value) -> list[int] | None:
@@ -89,6 +90,7 @@ class Rule:
     def apply(
         self, node: Any, arguments: list[Value], graph: GraphBuilder, opset: int, dtypes: set[int]
     ) -> list[Value]:
+        """Translates a node; refused where version, attributes or operands are not those of the rule."""
         schema = schema_of(node.op_type, opset)
         if schema.since_version not in self.versions:
             known = ", ".join(map(str, sorted(self.versions)))
@@ -193,6 +195,7 @@ def integers(value: Value) -> list[int]:
 
 
 def positions(value: Value) -> np.ndarray:
+    """A constant array of whole numbers; refused where it is missing or depends on the input."""
     if not isinstance(value, np.ndarray):
         raise ModelError("a shape, axis or index is missing or depends on the network input")
     if value.dtype.kind not in "iu":
@@ -201,6 +204,7 @@ def positions(value: Value) -> np.ndarray:
 
 
 def variable(value: Value) -> int:
+    """The index of a tensor that depends on the input; refused where it is constant."""
     if not isinstance(value, int):
         raise ModelError("a constant stands where the variable input is expected")
     return value
@@ -212,6 +216,7 @@ def shape_of(graph: GraphBuilder, value: Value) -> Shape:
 
 
 def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front; refused where there is no such axis."""
     if not -rank <= axis < rank:
         raise ModelError(f"axis {axis} of a value with {rank} dimensions")
     return axis % rank
@@ -308,6 +313,7 @@ def _div(context: Context, a: Value, b: Value) -> Value:
 
 @rule("Pow", versions=(7, 12, 13, 15), inputs=2)
 def _pow(context: Context, x: Value, exponent: Value) -> Value:
+    """A power with one of the exponents that are relaxed."""
     powers = set(real(exponent).reshape(-1).tolist())
     if len(powers) != 1:
         raise ModelError("exponents that differ from entry to entry; only one constant exponent is supported")
@@ -405,6 +411,7 @@ def _reshaped(graph: GraphBuilder, value: Value, shape: Shape) -> Value:
     attributes={"alpha": FLOAT, "beta": FLOAT, "transA": INT, "transB": INT},
 )
 def _gemm(context: Context, a: Value, b: Value, c: Value = None) -> Value:
+    """``alpha A B + beta C`` with optional transposes."""
     g, attributes = context.graph, context.attributes
     alpha, beta = float(attributes["alpha"]), float(attributes["beta"])
     if any(len(shape_of(g, factor)) != 2 for factor in (a, b)):
@@ -507,6 +514,7 @@ WINDOW = {"kernel_shape": INTS, "strides": INTS, "pads": INTS, "dilations": INTS
 
 @rule("Conv", versions=(1, 11, 22), inputs=(2, 3), attributes={**WINDOW, "group": INT})
 def _conv(context: Context, x: Value, kernel: Value, bias: Value = None) -> Value:
+    """A convolution with a constant kernel over one to three axes."""
     weights = real(kernel)
     size = tuple(weights.shape[2:])
     if not 1 <= len(size) <= 3:
@@ -611,6 +619,7 @@ def _global_average_pool(context: Context, x: Value) -> Value:
     attributes={"epsilon": FLOAT, "momentum": FLOAT, "spatial": INT, "training_mode": INT},
 )
 def _batch_normalization(context: Context, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
+    """A batch normalisation in evaluation mode, as two affine steps."""
     if context.attributes.get("training_mode") or not context.attributes.get("spatial", 1):
         raise ModelError("it depends on the batch or on the place; export the model in evaluation mode")
     shape = context.shape(variable(x))
@@ -647,6 +656,8 @@ def _layer_normalization(context: Context, x: Value, scale: Value, bias: Value =
 
 
 def activation(name: str, versions: tuple[int, ...], make: Callable[[Context], Operator], **attributes: int) -> None:
+    """Registers a rule for an operator that acts on single entries."""
+
     @rule(name, versions=versions, attributes=attributes)
     def translate(context: Context, x: Value) -> Value:
         return context.graph.elementwise(make(context), variable(x))
@@ -666,6 +677,7 @@ activation("Reciprocal", (6, 13), lambda context: Reciprocal(context.graph.label
 
 
 def finite_attribute(context: Context, name: str) -> float:
+    """A real attribute; refused where it is infinite or not a number."""
     value = float(context.attributes[name])
     if not math.isfinite(value):
         raise ModelError(f"the attribute {name!r} is infinite or not a number")
@@ -724,6 +736,7 @@ REDUCTION = {"axes": INTS, "keepdims": INT, "noop_with_empty_axes": INT}
 
 
 def reduced_axes(context: Context, x: int, given: Value) -> tuple[int, ...]:
+    """The axes of a reduction; by default all of them, or none where the node says so."""
     rank = len(context.shape(x))
     chosen = context.axes(given)
     if not chosen:
@@ -745,6 +758,7 @@ def _reduce_mean(context: Context, x: Value, axes: Value = None) -> Value:
 
 @rule("Reshape", versions=(5, 13, 14, 19, 21, 23, 24, 25), inputs=2, attributes={"allowzero": INT})
 def _reshape(context: Context, x: Value, target: Value) -> Value:
+    """A reshape to a constant shape, with 0 and -1 as in the standard."""
     shape = context.shape(variable(x))
     sizes = integers(target)
     if not context.attributes.get("allowzero"):
@@ -828,6 +842,7 @@ def _slice(
     axes: Value = None,
     steps: Value = None,
 ) -> Value:
+    """A constant range of entries along some axes."""
     attributes = context.attributes
     shape = context.shape(variable(x))
     first = [int(v) for v in attributes["starts"]] if starts is None else integers(starts)
@@ -865,6 +880,7 @@ def _slice(
     attributes={"axis": INT, "split": INTS, "num_outputs": INT},
 )
 def _split(context: Context, x: Value, sizes: Value = None) -> tuple[Value, ...]:
+    """Consecutive parts along one axis."""
     shape = context.shape(variable(x))
     axis = axis_of(int(context.attributes["axis"]), len(shape))
     count = context.attributes.get("num_outputs")

@@ -21,10 +21,13 @@ from .onnx import parse_onnx
 def from_torch(
     module: torch.nn.Module, example: Tensor | tuple[Any, ...] | Mapping[str, Any], perturb: str | None = None
 ) -> Network:
-    """Translate a torch module; ``example`` is one input as the module takes it, batch dimension included.
+    """Export a torch module to ONNX and read it; raises ModelError with the reason where torch cannot export it.
 
-    A module of several inputs gets a tuple or a dictionary of arguments: the first one varies, all others stay as they
-    are in the example. ``perturb`` as for ``load_onnx``. ModelError with the reason where torch cannot export it.
+    Args:
+        module: The module, in evaluation mode.
+        example: One input as the module takes it, batch dimension included. For a module with several inputs, a tuple
+            or a dictionary of arguments: the first one varies, all others stay as they are in the example.
+        perturb: As for ``load_onnx``.
     """
     name = f"torch module {type(module).__name__}"
     named = dict(example) if isinstance(example, Mapping) else {}

@@ -182,6 +182,7 @@ class _Reader:
 
 
 def _read_version_1(text: str) -> _Reader:
+    """Reads declarations and assertions of a file of version 1."""
     reader = _Reader()
     declared: set[Variable] = set()
     for command in _commands(text):
@@ -266,6 +267,7 @@ def _read_version_2(text: str) -> _Reader:
 
 
 def _rewritten(vnnlib: Any, node: Any, shapes: dict[str, tuple[int, ...]]) -> Expression:
+    """An expression of version 2 in the words of version 1."""
     words = {
         vnnlib.And: "and",
         vnnlib.Or: "or",
@@ -329,6 +331,7 @@ class _Limit:
 
 
 def _limit(word: str, left: Expression, right: Expression) -> _Limit | None:
+    """A comparison of one input with one number, rounded outward; None where it is anything else."""
     if not isinstance(left, str) or not isinstance(right, str):
         return None
     at_most = word[0] == "<"
@@ -358,6 +361,7 @@ Condition = _Atom | _Limit
 
 
 def _linear(expression: Expression) -> _Linear:
+    """A linear expression as exact coefficients and a constant."""
     if isinstance(expression, str):
         variable = _VARIABLE.fullmatch(expression)
         if variable:
@@ -428,6 +432,7 @@ def _product(groups: Sequence[list[list[Condition]]]) -> list[list[Condition]]:
 
 
 def _specification(reader: _Reader) -> Specification:
+    """Input boxes and unsafe output sets from assertions, one pair for each alternative."""
     inputs, outputs = reader.count["X"], reader.count["Y"]
     if not inputs or not outputs:
         raise SpecificationError("no inputs X_i or no outputs Y_i are declared")

@@ -78,6 +78,7 @@ def only_needed(graph: Graph) -> Graph:
 
 
 def whole(shape: Shape) -> Part:
+    """All entries of a tensor of this shape."""
     return tuple(tuple(range(size)) for size in shape)
 
 

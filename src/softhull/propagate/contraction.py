@@ -78,6 +78,8 @@ def _keep_one(
     if found is None:
         return None
     on_kept, on_rows, constant = _relax_products(bounds, index, (lower, upper), found, leading[-1], free)
+    if free is not None:
+        free.note(index, "kept", torch.full((1, 1), int(flipped)))
     weights = on_rows.detach().abs()
     if reference is not None:
         on_rows = on_rows + reference * (1 - on_rows.sum(-1, keepdim=True))
@@ -115,6 +117,8 @@ def _keep_neither(bounds: LinearBounds, index: int, C: Tensor, free: Free | None
     x = _bound_combinations(bounds, left, amounts, inner_size, transposed=True)
     y = _bound_combinations(bounds, right, basis, inner_size, transposed=False)
     on_x, on_y, constant = _relax_products(bounds, index, x, y, sizes.shape[-1], free)
+    if free is not None:
+        free.note(index, "basis", vectors.mT)
     back_left = (amounts @ on_x).reshape(S, B, *left_shape)
     back_right = (basis @ on_y).mT.reshape(S, B, *right_shape)
     if bounds.outward:

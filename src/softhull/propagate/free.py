@@ -30,6 +30,7 @@ class Free:
     def __init__(self) -> None:
         self._parameters: dict[tuple[int, str], _Parameter] = {}
         self._remembered: dict[tuple[int, str], Interval | None] = {}
+        self._noted: dict[tuple[int, str], tuple[Tensor, int]] = {}
         self._steps = 0
 
     def __call__(
@@ -49,6 +50,15 @@ class Free:
             with torch.no_grad():
                 self._remembered[key] = find()
         return self._remembered[key]
+
+    def note(self, index: int, name: str, value: Tensor, axis: int = 1) -> None:
+        """What a relaxation made of its parameters in this walk, for proofs; ``axis`` counts instances."""
+        self._noted[index, name] = value.detach(), axis
+
+    @property
+    def held(self) -> dict[tuple[int, str], tuple[Tensor, int]]:
+        """The parameters of the last walk and what was made of them, each with the axis that counts instances."""
+        return {key: (p.value.detach(), p.axis) for key, p in self._parameters.items()} | self._noted
 
     def ascend(self, objective: Tensor, rate: float) -> None:
         """One projected step (Adam) uphill; gradients that are not finite count as zero."""

@@ -12,13 +12,20 @@ from ..errors import InvalidInput
 
 @dataclass(frozen=True)
 class Linear:
-    """Backward linear bounds with everything this library knows about attention.
+    """Linear bounds propagated backward, with everything this library knows about attention.
 
-    ``bound`` names the softmax planes; ``differences`` bounds score differences by walks of their own; ``simplex`` uses
-    that probabilities sum to one (the multiplier at every softmax, the reference value at every mixing of values);
-    ``contract`` bounds the contracted factors of every product per specification; ``optimize`` is the number of
-    gradient steps spent on what is still unproved. ``rounding``: ``outward`` charges every rounding error, so that
-    bounds are true for the real-valued network; ``nearest`` ignores them.
+    Args:
+        bound: The softmax planes.
+        optimize: Gradient steps spent on what is still undecided.
+        differences: Bound differences of attention logits by walks of their own.
+        simplex: Use that probabilities sum to one: a multiplier at every softmax, a reference value at every mix of
+            values.
+        contract: Bound the contracted factors of every product separately for each specification.
+        contract_limit: Products with more contracted factors than this are relaxed term by term.
+        learning_rate: Of the gradient steps.
+        mixture: The weight of the McCormick plane through the lower ends of both factors.
+        rounding: ``"outward"`` charges every rounding error, so that bounds hold for the real-valued network;
+            ``"nearest"`` ignores them.
     """
 
     bound: str = "hull"
@@ -122,6 +129,7 @@ class Auto:
 
     @property
     def second_order(self) -> SecondOrder:
+        """The settings of its second-order stage."""
         return SecondOrder(bound=self.bound, rounding=self.rounding)
 
     @property
@@ -156,10 +164,12 @@ class Branch:
 
     @property
     def rounding(self) -> str:
+        """As for ``inner``."""
         return self.inner.rounding
 
     @property
     def bound(self) -> str:
+        """As for ``inner``."""
         return self.inner.bound
 
     @property

@@ -60,7 +60,9 @@ def _lines(operator: Elementwise, bounds: LinearBounds, index: int, specificatio
             "lines", index, lambda: charged(bounds, index, operator.lines(*bounds.interval(before, operator)))
         )
     lower, upper = (end.expand(specifications, *end.shape) for end in bounds.interval(before, operator))
-    return charged(bounds, index, operator.lines(lower, upper, free(index, "line", operator.start(lower, upper), 2)))
+    lines = operator.lines(lower, upper, free(index, "line", operator.start(lower, upper), 2))
+    free.note(index, "slopes", torch.stack((lines.lower_slope, lines.upper_slope)), 2)
+    return charged(bounds, index, lines)
 
 
 def charged(bounds: LinearBounds, index: int, lines: Lines, entries: Tensor | None = None) -> Lines:

@@ -69,9 +69,11 @@ class DensePlanes:
         return 1 + self.below.abs() + below, 1 + self.above.abs() + above
 
     def moved(self, below: Tensor, above: Tensor) -> DensePlanes:
+        """The planes with their values changed by so much."""
         return replace(self, below=self.below + below, above=self.above + above)
 
     def take(self, instances: Tensor) -> DensePlanes:
+        """The planes of some of the instances."""
         return DensePlanes(*(getattr(self, f.name)[instances] for f in fields(self)))
 
 
@@ -84,27 +86,33 @@ class CompactPlanes:
 
     @property
     def below(self) -> Tensor:
+        """Values of the lower planes at the point where they touch."""
         return self.lower.value
 
     @property
     def above(self) -> Tensor:
+        """Values of the upper planes at the point where they touch."""
         return self.upper.value
 
     @property
     def at(self) -> Tensor:
+        """The point where the planes touch."""
         return self.lower.at
 
     def sizes(self, reach: Tensor) -> Interval:
+        """The size of the terms of the lower and the upper planes within ``reach``, which rounding is charged by."""
         below, above = (planes.value.abs() + planes.size_within(reach) for planes in (self.lower, self.upper))
         return 1 + below, 1 + above
 
     def moved(self, below: Tensor, above: Tensor) -> CompactPlanes:
+        """The planes with their values changed by so much."""
         lower, upper = self.lower, self.upper
         return CompactPlanes(
             lower.at_value(lower.value + below, lower.side), upper.at_value(upper.value + above, upper.side)
         )
 
     def combine(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients of the logits and constants, from coefficients of the lower and of the upper planes."""
         (rise, constant), (fall, rest) = self.lower.compose_left(up), self.upper.compose_left(down)
         return rise + fall, (constant + rest).sum(-1)
 
@@ -127,6 +135,7 @@ def _(operator: Softmax, bounds: LinearBounds, index: int, A: Tensor, contract: 
             multiplier = multiplier + free(
                 index, "multiplier", torch.zeros_like(multiplier), low=-math.inf, high=math.inf
             )
+            free.note(index, "simplex", multiplier)
         rows = rows - multiplier
         constant = multiplier.flatten(2).sum(-1)
         constant = constant - bounds.share(rows.shape[2]) * multiplier.detach().abs().flatten(2).sum(-1)

@@ -37,6 +37,7 @@ class Claim:
         return Claim({index: coefficients}, nothing, nothing)
 
     def negated(self) -> Claim:
+        """The claim about the negative of the function."""
         return Claim({i: -A for i, A in self.pending.items()}, -self.constant, self.charge)
 
     def both_sides(self) -> Claim:

@@ -34,6 +34,7 @@ def dataset_content(store: Store, tasks: Sequence[Mapping[str, Any]], rows: Sequ
 
 
 def _report(store: Store, task: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The metrics of a data set, worked out again from the stored ranges of its samples."""
     from ..verify.dataset import report_of_rows
 
     answers = store.answers([row.key for row in rows])

@@ -57,6 +57,7 @@ def colour(name: str) -> str:
 
 
 def label(name: str) -> str:
+    """The name of a bound as figures write it."""
     return LABELS.get(name, name)
 
 

@@ -15,18 +15,18 @@ from .content import report_content
 
 _PAGE = Path(__file__).parent / "page"
 _SCRIPTS = (
-    *("dom", "content", "filters", "tables", "charts", "overview", "radius", "datasets", "brackets", "methods"),
-    *("pictures", "instances", "reproduce", "main"),
+    *("dom", "save", "content", "filters", "tables", "charts", "overview", "radius", "radii", "datasets", "brackets"),
+    *("methods", "pictures", "instances", "reproduce", "main"),
 )
 
 
-def report_html(store: Store, data: Sequence[Path] = (), images: bool = True) -> str:
-    """The report on everything a store holds, as the text of a self-contained page.
+def report_html(stores: Store | Sequence[Store], data: Sequence[Path] = (), images: bool = True) -> str:
+    """The report on everything that one store holds, or several side by side, as the text of a self-contained page.
 
     ``data`` names the data files where they are no longer at the place the store remembers; ``images`` adds pictures of
     the inputs and worst inputs where the data are images.
     """
-    content = report_content(store, data, images)
+    content = report_content(stores, data, images)
     style = _part("page.css")
     chart, script = _part("chart.js"), "\n".join(_part(f"{name}.js") for name in _SCRIPTS)
     scripts = f"{_fingerprint(chart)} {_fingerprint(script)}"

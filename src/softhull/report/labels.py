@@ -36,6 +36,7 @@ def network_names(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _settings(task: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a task as text, by name."""
     known = task["settings"] if isinstance(task["settings"], dict) else {}
     found = {
         f"{part}.{name}": str(value)

@@ -34,6 +34,7 @@ class Pictures:
 
 
 def no_pictures() -> Pictures:
+    """No pictures, and no reason for that."""
     return Pictures([], {}, {}, "")
 
 
@@ -116,6 +117,7 @@ class Layout:
 
     @property
     def shown(self) -> tuple[int, int, int]:
+        """Rows, columns and colours as the page shows them."""
         return self.rows // self.step, self.columns // self.step, self.colours
 
     def image(self, x: np.ndarray) -> np.ndarray:

@@ -58,6 +58,7 @@ def _write(drawing: Drawing) -> list[Path]:
 
 
 def _figure(drawing: Drawing) -> Any:
+    """A figure of one or several panels with one legend."""
     alone = len(drawing.panels) == 1
     rows = math.ceil(len(drawing.panels) / drawing.columns)
     size = (4.8, 3.4) if alone else (3.2 * drawing.columns, 2.7 * rows + 0.6)
@@ -75,6 +76,7 @@ def _figure(drawing: Drawing) -> Any:
 
 
 def _draw_sweep(axes: Any, rows: list[SweepRow], panel: Any) -> None:
+    """Mean gaps against the mean probability, one line per bound."""
     names = list(dict.fromkeys(row.bound for row in rows))
     for position, name in enumerate(names):
         for linearised in (False, True):
@@ -107,6 +109,7 @@ def _draw_sweep(axes: Any, rows: list[SweepRow], panel: Any) -> None:
 
 
 def _draw_boxes(axes: Any, rows: list[BoxRow], panel: Any) -> None:
+    """Box plots of ratios of gaps, one group per number of logits."""
     sizes = list(dict.fromkeys(row.size for row in rows))
     # The paper's partner of a size, then what is beyond the paper: one group of boxes per size.
     groups = [[row for row in rows if row.size == size] for size in sizes]

@@ -101,6 +101,7 @@ class _Reader:
         self.prepared: dict[tuple[str, str], Dataset] = {}
 
     def campaign(self) -> Campaign:
+        """Reads the whole file; an error names the place in it."""
         run = self.content.get("run", {})
         if not isinstance(run, dict):
             self.fail("run", "write [run], not [[run]]")
@@ -146,6 +147,7 @@ class _Reader:
         raise CampaignError(f"{self.path}: {place}: {message}")
 
     def _entries(self, section: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The entries of a section with their places, their keys checked."""
         found = self.content.get(section)
         if not isinstance(found, list) or not found or not all(isinstance(entry, dict) for entry in found):
             raise CampaignError(f"{self.path}: {section}: at least one [[{section}]] is needed")
@@ -174,6 +176,7 @@ class _Reader:
         return found.absolute()  # a store is read from other folders, too
 
     def _network(self, place: str, entry: dict[str, Any]) -> None:
+        """Reads the model files of one entry."""
         from ..formats.onnx import load_onnx
 
         if ("model" in entry) == ("models" in entry):
@@ -206,6 +209,7 @@ class _Reader:
         return str(name)
 
     def _indices(self, place: str, given: Any, count: int) -> list[int]:
+        """Which instances an entry asks about; ranges are written as on the command line."""
         if given is None:
             return list(range(count))
         parts = given if isinstance(given, list) else str(given).split(",")
@@ -267,6 +271,7 @@ class _Reader:
         methods: list[tuple[str, dict[str, Any]]],
         used: set[str],
     ) -> Iterator[Work]:
+        """The work that one question means: every combination of its lists."""
         with self._at(f"{place}.ask"):
             question = find_question(entry["ask"])
         networks = self._chosen(f"{place}.networks", entry.get("networks"), self.networks)
@@ -322,6 +327,7 @@ class _Reader:
     def _methods(
         self, question: Question, methods: list[tuple[str, dict[str, Any]]], wanted: list[str], used: set[str]
     ) -> Iterator[tuple[str, Any, str]]:
+        """The methods that answer a question, one for each combination of their settings."""
         if not methods:
             yield question.method(None, None, {})
         for place, entry in methods:
@@ -381,6 +387,7 @@ class _Place:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The content of a campaign file, or one line that says why it cannot be read."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise CampaignError(f"{path}: larger than {LARGEST_FILE >> 20} MB; a campaign is a short text")

@@ -79,13 +79,16 @@ class DaskExecutor:
 
     @property
     def name(self) -> str:
+        """How the command line names it."""
         return f"dask:{self._address}"
 
     def room(self) -> int:
+        """How many more batches the cluster takes now."""
         self._look()
         return _AHEAD * self.workers - len(self._futures)
 
     def submit(self, batch: Batch) -> None:
+        """Gives a batch to the cluster."""
         future = self._client.submit(_answer, batch, pure=False, key=f"softhull-{id(self)}-{batch.number}")
         self._futures[future.key] = batch.number, future
         future.add_done_callback(lambda done: self._finished.put(done.key))
@@ -102,6 +105,7 @@ class DaskExecutor:
             return found
 
     def _outcome(self, key: str) -> Outcome | Lost:
+        """What became of a batch that is over."""
         number, future = self._futures.pop(key)
         if future.status == "finished":
             outcome: Outcome = future.result()
@@ -132,6 +136,7 @@ class DaskExecutor:
                 self._cluster.close()
 
     def _look(self) -> None:
+        """Counts the workers, once a second at most; an error where there were none for too long."""
         if time.monotonic() - self._looked < 1.0:
             return
         self._looked = time.monotonic()

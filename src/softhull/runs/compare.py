@@ -42,6 +42,7 @@ class Side:
     total_cpu: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The side as plain values."""
         return dict(self.__dict__)
 
 
@@ -57,6 +58,7 @@ class Pair:
     cpu_ratio: float | None
 
     def to_dict(self) -> dict[str, Any]:
+        """The pair as plain values."""
         return dict(self.__dict__)
 
 
@@ -72,6 +74,7 @@ class Comparison:
     together: int
 
     def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain values."""
         plain = {"question": self.question, "score": self.score, "instances": self.instances, "together": self.together}
         return plain | {"sides": [s.to_dict() for s in self.sides], "pairs": [p.to_dict() for p in self.pairs]}
 
@@ -96,6 +99,7 @@ def compare(rows: Iterable[Row], by: str) -> list[Comparison]:
 
 
 def _comparison(kind: tuple[str, str | None], rows: Sequence[Row], column: str, by: str) -> Comparison:
+    """Compares the answers to one kind of question on the instances that all sides answered."""
     cells: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         cell = cells[_same(row, column)]
@@ -124,6 +128,7 @@ def _same(row: Row, column: str) -> tuple[Any, ...]:
 
 
 def _side(value: str, cells: Sequence[dict[str, Row]], score: str | None) -> Side:
+    """What one value of the compared column achieved, alone and among the others."""
     own = [cell[value] for cell in cells]
     certified = [cell for cell in cells if cell[value].verdict == "certified"]
     alone = sum(sum(row.verdict == "certified" for row in cell.values()) == 1 for cell in certified)

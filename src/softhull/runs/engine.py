@@ -31,10 +31,17 @@ class Executor(Protocol):
 
     workers: int
 
-    def room(self) -> int: ...
-    def submit(self, batch: Batch) -> None: ...
-    def wait(self, seconds: float) -> list[Outcome | Lost]: ...
-    def close(self) -> None: ...
+    def room(self) -> int:
+        """How many more batches it takes now."""
+
+    def submit(self, batch: Batch) -> None:
+        """Gives it a batch."""
+
+    def wait(self, seconds: float) -> list[Outcome | Lost]:
+        """What was finished or lost, after at most so many seconds."""
+
+    def close(self) -> None:
+        """Ends its workers; what they were doing is lost."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ class _Run:
         self._prepare(works)
 
     def run(self) -> tuple[str, dict[int, Work]]:
+        """Answers everything that is not in the store; returns why it ended, and the tasks by number."""
         self.reporter.began(self.tally)
         why = "failed"
         try:
@@ -131,6 +139,7 @@ class _Run:
             self.reporter.ended(self.tally, why)
 
     def _prepare(self, works: Sequence[Work]) -> None:
+        """Registers the work in the store and cuts what is unanswered into batches."""
         known: set[str] = set()
         for work in works:
             keys = list(_keys(work))
@@ -193,6 +202,7 @@ class _Run:
         return None
 
     def _submit(self, chunk: _Chunk, losses: int) -> None:
+        """Gives a chunk to the executor as a batch."""
         self.batches += 1
         indices = np.asarray(chunk.indices)
         batch = Batch(
@@ -210,6 +220,7 @@ class _Run:
         self.executor.submit(batch)
 
     def _take(self, found: Outcome | Lost) -> None:
+        """Stores the answers of a batch, or splits and repeats one that was lost."""
         held = self.in_hand.pop(found.number)
         chunk = held.chunk
         if isinstance(found, Outcome):
@@ -246,6 +257,7 @@ class _Run:
             self.tally.verdicts[verdict] += self.copies[key]
 
     def _keep_in_touch(self) -> None:
+        """Tells the store that this run lives, and looks after instances that others had claimed."""
         if time.monotonic() - self.heard > _HEARTBEAT:
             self.heard = time.monotonic()
             self.store.heartbeat()

@@ -19,6 +19,7 @@ class LocalExecutor:
 
     @property
     def name(self) -> str:
+        """How the command line names it."""
         return f"local:{self.workers}"
 
     def room(self) -> int:
@@ -26,6 +27,7 @@ class LocalExecutor:
         return self._pool.room()
 
     def submit(self, batch: Batch) -> None:
+        """Gives a batch to a worker process."""
         self._pool.submit(batch.number, batch)
 
     def wait(self, seconds: float) -> list[Outcome | Lost]:
@@ -52,6 +54,7 @@ class _Prepare:
 
     @staticmethod
     def _limit(memory: int) -> None:
+        """Limits the memory of this process; an error where less is allowed than it starts with."""
         from ..verify import robustness as robustness  # the largest part of what a worker loads
         from .memory import Meter, limit_process
 

@@ -29,14 +29,17 @@ class Meter:
     """The memory of this process, and the most it had since the last ``reset``."""
 
     def reset(self) -> None:
+        """Starts a new measurement of the peak."""
         # Where this is not allowed the peak since the start is all there is: it overestimates.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
     def now(self) -> int:
+        """Bytes in use."""
         return self._status("VmRSS") or self.peak()
 
     def peak(self) -> int:
+        """The most bytes in use since the last reset."""
         found = self._status("VmHWM")
         if found:
             return found

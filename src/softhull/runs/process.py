@@ -19,6 +19,7 @@ class Process:
 
     @staticmethod
     def current() -> Process:
+        """This process."""
         return Process(_machine(), os.getpid(), _birth(os.getpid()) or 0)
 
     def lives(self) -> bool | None:

@@ -24,6 +24,7 @@ class Tally:
 
     @property
     def done(self) -> int:
+        """How many instances are answered."""
         return self.verdicts.total()
 
     def rate(self) -> float:

@@ -64,6 +64,7 @@ class RunStore:
     def _answer(
         self, question: str, networks: Any, x: Any, label: Any, perturbation: Any, given: dict[str, Any]
     ) -> tuple[Any, Asked]:
+        """Answers a question through the store and returns the result and what was asked."""
         from ..formats.datasets import Dataset
         from ..formats.inputs import fit_inputs
         from ..formats.network import Network

@@ -157,6 +157,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _reason(problem: sqlite3.Error) -> str:
+    """Why the store failed and what to do, in one line."""
     name = getattr(problem, "sqlite_errorname", None) or ""
     if name.startswith("SQLITE_FULL") or name in ("SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_IOERR_SHMSIZE"):
         return "the disk is full or the file may not grow; make room and run again, everything stored so far is kept"

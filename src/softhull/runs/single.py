@@ -41,18 +41,22 @@ class InProcess:
         self._batch: Batch | None = None
 
     def room(self) -> int:
+        """One batch at a time."""
         return int(self._batch is None)
 
     def submit(self, batch: Batch) -> None:
+        """Keeps a batch until it is waited for."""
         self._batch = batch
 
     def wait(self, seconds: float) -> list[Outcome | Lost]:
+        """Answers the batch in this process."""
         if self._batch is None:
             return []
         batch, self._batch = self._batch, None
         return [answer_batch(batch, self._networks.__getitem__)]
 
     def close(self) -> None:
+        """Forgets the batch."""
         self._batch = None
 
 
@@ -83,6 +87,7 @@ class Asked:
         )
 
     def work(self) -> Work:
+        """The question as work for the engine."""
         question = find_question(self.question)
         name = "+".join(dict.fromkeys(Path(network.path).stem for network in self.networks))
         task = Task(

@@ -50,6 +50,7 @@ class Progress:
 
     @property
     def done(self) -> int:
+        """How many instances are answered."""
         return sum(self.verdicts.values())
 
 
@@ -62,6 +63,7 @@ class Difference:
     found: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
+        """The difference as plain values."""
         return {"was": self.was, "found": self.found}
 
 
@@ -271,6 +273,7 @@ class Store:
         self.differences += different
 
     def _recheck(self, connection: sqlite3.Connection, answers: dict[str, Answer]) -> list[Difference]:
+        """Compares answers with what the store has, and lists those that differ."""
         found = []
         for key, answer in answers.items():
             query = f"SELECT run, cut_after, verdict, {', '.join(_NUMBERS)} FROM answers WHERE key = ?"
@@ -288,6 +291,7 @@ class Store:
         return found
 
     def _record(self, connection: sqlite3.Connection, answers: dict[str, Answer], recheck: bool) -> None:
+        """Writes answers under their keys."""
         now = time.time()
         rows = [
             (

@@ -159,6 +159,7 @@ def _found(folder: Path, name: str) -> Path:
 
 
 def _load(path: Path) -> Network:
+    """The network of a file that may be gzipped; refused where it unpacks to too much."""
     from ..formats.onnx import load_onnx, parse_onnx
 
     if path.suffix != ".gz":

@@ -45,6 +45,7 @@ def parse_where(texts: Sequence[str]) -> Where:
 
 
 def _comparison(text: str) -> tuple[str, str, float | str | None]:
+    """One comparison of ``--where`` as SQL with its value."""
     match = _COMPARISON.fullmatch(text)
     if match is None:
         raise InvalidInput(f"--where {text!r}: write COLUMN OPERATOR VALUE, for example eps<=0.02 or verdict=certified")

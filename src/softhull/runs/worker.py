@@ -43,6 +43,7 @@ class Batch:
         return len(self.keys)
 
     def part(self, start: int, stop: int) -> Batch:
+        """The instances from ``start`` to ``stop``."""
         return replace(self, keys=self.keys[start:stop], x=self.x[start:stop], labels=self.labels[start:stop])
 
 
@@ -88,6 +89,7 @@ class _Work:
         self.smallest_refused = 0
 
     def answers(self, batch: Batch) -> dict[str, Answer]:
+        """Answers to the instances of a batch; one that does not fit into memory or fails is split."""
         if self.deadline is not None and time.monotonic() > self.deadline:
             return {}  # for the next run
         seconds = self._seconds(batch)

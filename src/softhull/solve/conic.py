@@ -32,7 +32,13 @@ SECOND_TRIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 @dataclass(frozen=True)
 class Conic:
-    """``solver``: CLARABEL (default), SCS or any other conic solver CVXPY knows; ``options`` go to it as they are."""
+    """Settings of the conic programs for scores.
+
+    Args:
+        solver: ``"CLARABEL"``, ``"SCS"`` or any other conic solver that CVXPY knows.
+        options: Passed on to the solver.
+        warm_steps: Steps of the gradient method that find the first tangent points.
+    """
 
     solver: str = "CLARABEL"
     options: dict[str, Any] = field(default_factory=dict)

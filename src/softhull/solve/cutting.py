@@ -23,9 +23,12 @@ NEGLIGIBLE = 1e-8
 
 @dataclass(frozen=True)
 class CuttingPlanes:
-    """Settings: cuts are added until no softmax bound is violated by more than ``tolerance``, or ``rounds`` are over.
+    """Settings of the cutting-plane method for scores.
 
-    ``warm_steps`` steps of the gradient method find the first tangent points.
+    Args:
+        tolerance: Cuts are added until no softmax bound is violated by more than this.
+        rounds: At most so many rounds of cuts.
+        warm_steps: Steps of the gradient method that find the first tangent points.
     """
 
     tolerance: float = 2e-7

@@ -17,12 +17,16 @@ from .relaxation import Relaxation
 
 @dataclass(frozen=True)
 class Dual:
-    """Settings of the gradient method.
+    """Settings of the gradient method for scores.
 
-    A stage takes ``steps`` steps of Adam with a step size falling from ``learning_rate`` by the factor ``decay``.
-    Instances whose bound fell by less than ``tolerance`` during the second half of a stage are finished, the others
-    go on from their best parameters, for at most ``stages`` stages. The softmax planes follow the averaged maximiser
-    every ``refresh`` steps (default: 10, or 20 for the lower hull, whose planes have to be searched for).
+    Args:
+        steps: Steps of Adam in a stage.
+        stages: At most so many stages; each goes on from the best parameters of the one before.
+        learning_rate: The first step size.
+        decay: By which factor the step size falls within a stage.
+        tolerance: Instances whose bound fell by less during the second half of a stage are finished.
+        refresh: After how many steps the softmax planes follow the averaged maximiser; by default 10, or 20 for the
+            lower hull, whose planes have to be searched for.
     """
 
     steps: int = 200

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..bounds.rounding import move_outward
-from ..bounds.table import BOUNDS, Curvature, Side
+from ..bounds.softmax import tangent_planes
+from ..bounds.table import BOUNDS, Side
 from ..boxes import Box, make_box
 from ..errors import InvalidInput, unknown
 from .neurons import NeuronBounds
@@ -125,17 +125,10 @@ class SoftmaxBoxes:
         return self._side(below, inside, True), self._side(above, inside, False)
 
     def _tangent(self, side: Side | None, at: np.ndarray, from_below: bool) -> Any:
-        """Planes of one bound at a point of the shifted box, moved outward."""
+        """Planes of one bound at a point of the shifted box, in the form that differences give: the better of two forms
+        would take twice as long."""
         assert side is not None
-        assert side.tangent is not None
-        found: Any = side.tangent(self.box, at, None)
-        if found.steep is not None:  # their rows are zero; only the constant bound holds with them
-            constant = (self.least if from_below else self.most).cpu().numpy()
-            terms = None if found.terms is None else np.where(found.steep, constant, found.terms)
-            found = replace(found, value=np.where(found.steep, constant, found.value), terms=terms)
-        if not self.outward:
-            return found
-        return move_outward(found, self.box, from_below, True, side.curvature is Curvature.CONSTANT)
+        return tangent_planes(replace(side, in_differences=True), self.box, at, from_below, self.outward)
 
     def _side(self, sides: list[Side | None], at: np.ndarray, from_below: bool) -> Planes:
         slopes, offsets = [], []

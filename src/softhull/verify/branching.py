@@ -194,6 +194,7 @@ class _Pieces:
         found.raise_to(-self.known.amax(0)[None], positions(self.floor))
 
     def _search(self, found: Solution) -> None:
+        """Branches on all pieces that the attack leaves a gap for, and raises their bounds."""
         goal = self.floor + self._tolerance()
         start = self.claims.at[self.instance]
         bounds = DualLeaves(self.relaxation, self.instance, self._plane, start)

@@ -48,6 +48,7 @@ class Options:
 
     @property
     def possible(self) -> np.ndarray:
+        """Which options have any confidence in their range."""
         return np.asarray(self.low <= self.high)
 
     def __len__(self) -> int:

@@ -140,6 +140,7 @@ class PredictionSets:
 
     @property
     def sizes(self) -> np.ndarray:
+        """The number of labels in every set."""
         return np.asarray(self.members.sum(1))
 
     def coverage(self, labels: Any) -> float:
@@ -230,6 +231,7 @@ class ConformalStudy:
     cpu_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The study as plain values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
@@ -250,10 +252,27 @@ def study_conformal(
     rounding: str = "outward",
     device: torch.device | str | None = None,
 ) -> ConformalStudy:
-    """Robust sets on random splits of one data set, ``calibration`` samples (default: half) against all others.
+    """Robust prediction sets on random splits of one data set into calibration and test samples.
 
     The attack lowers the probability of the label; sets are those of the attacked inputs. Everything certified is found
     once, for all splits and scores.
+
+    Args:
+        networks: One network or several, whose probabilities are averaged.
+        x (array [n, ...]): Inputs.
+        y (integers [n]): Labels.
+        perturbation: What the attacker may do.
+        alpha: Coverage is at least ``1 - alpha``.
+        scores: ``"lac"``, ``"aps"``, ``"raps"`` or ``ConformalScore`` objects.
+        calibration: How many samples calibrate; half of them by default.
+        splits: How many random splits.
+        class_conditional: One threshold per class.
+        attack: Settings of the attack.
+        seed: Of the splits, the draws and the attack.
+        method: As for ``verify_uncertainty``.
+        bound: The softmax bounds, as for ``verify_uncertainty``.
+        rounding: ``"outward"`` charges every rounding error, ``"nearest"`` does not.
+        device: Where to compute; by default where ``x`` is.
     """
     cpu = time.process_time()
     rules = [ConformalScore(score) if isinstance(score, str) else score for score in scores]

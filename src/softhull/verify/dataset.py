@@ -273,12 +273,27 @@ def certify_dataset(
     workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> DatasetReport:
-    """Certified accuracy, NLL, Brier score, confidence and calibration error of the mean probabilities of ``networks``.
+    """Certified accuracy, NLL, Brier score, confidence and calibration error of an ensemble on a whole data set.
 
-    ``x [n, *shape]``, labels ``y [n]``; every sample may be perturbed on its own. One pass finds the range of every
-    class probability; everything else follows from these ranges by arithmetic. ``bins``: of the calibration error, a
-    number of bins of equal width or their edges. Everything else as for ``verify_uncertainty``. ``attack`` is run once
-    for every objective that makes some metric worse. Ctrl-C ends with the best found so far (``interrupted``).
+    Every sample may be perturbed independently. One pass finds the range of every class probability; everything else
+    follows from these ranges by arithmetic. Ctrl-C ends with the best found so far (``interrupted``).
+
+    Args:
+        networks: One network or several, whose probabilities are averaged.
+        x (array [n, ...]): Inputs.
+        y (integers [n]): Labels.
+        perturbation: The region around every input; a number is an l_inf radius.
+        bins: Of the calibration error: a number of bins of equal width, or their edges.
+        method: As for ``verify_uncertainty``.
+        bound: The softmax bounds, as for ``verify_uncertainty``.
+        attack: Settings of the attack, which runs once for every objective that makes some metric worse.
+        timeout: Seconds per instance.
+        budget: Seconds for the whole call.
+        seed: Of the attack.
+        rounding: ``"outward"`` charges every rounding error, ``"nearest"`` does not.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the samples.
+        progress: Called as ``progress(done, total)`` while samples are answered.
     """
     limits = TimeLimits.of(timeout, budget)
     edges, perturbation = bin_edges(bins), as_perturbation(perturbation)

@@ -55,14 +55,17 @@ class Work:
         return (left if among is None else left & among).nonzero()[:, 0]
 
     def attack_open(self) -> None:
+        """Attacks what is still undecided, if the effort allows for that."""
         if self.effort.attack == "open":
             self.attack(self.open())
 
     def attack(self, instances: Tensor) -> None:
+        """Attacks these instances unless time is up."""
         if len(instances) and not passed(self.effort.deadline):
             self.claims.attack(self.problem, self.effort, self.found, instances)
 
     def note(self, instances: Iterable[int], line: str) -> None:
+        """Notes a line for these instances."""
         self.found.notes |= dict.fromkeys(instances, line)
 
 

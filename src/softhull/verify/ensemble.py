@@ -37,6 +37,7 @@ class Ensemble:
 
     @property
     def networks(self) -> int:
+        """The number of networks."""
         return len(self.softmaxes)
 
     @property
@@ -46,6 +47,7 @@ class Ensemble:
 
     @cached_property
     def structure(self) -> Structure:
+        """What is known of the joint graph, worked out once."""
         return Structure(self.graph)
 
     @cached_property
@@ -54,6 +56,7 @@ class Ensemble:
         return any(isinstance(node.operator, Bilinear) for node in self.graph.nodes)
 
     def to(self, device: torch.device) -> Ensemble:
+        """The ensemble on a device, in double precision."""
         members = tuple(member.to(device) for member in self.members)
         return Ensemble(self.graph.to(torch.float64, device), self.softmaxes, members)
 
@@ -66,17 +69,21 @@ class Joined:
 
     @property
     def networks(self) -> int:
+        """The number of networks."""
         return sum(each.networks for each in self.graphs)
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return self.graphs[0].graph.output_shape[0]
 
     @property
     def products(self) -> bool:
+        """Whether any of the networks multiplies variable tensors."""
         return any(each.products for each in self.graphs)
 
     def to(self, device: torch.device) -> Joined:
+        """The same on another device."""
         return Joined(tuple(each.to(device) for each in self.graphs))
 
     def probabilities(self, x: Tensor) -> Tensor:
@@ -92,9 +99,11 @@ class Layered:
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return self.stacks[0].classes
 
     def to(self, device: torch.device) -> Layered:
+        """The same on another device."""
         return replace(self, stacks=moved(self.stacks, device))
 
     def probabilities(self, x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def answer_all(
 ) -> Answers[R]:
     """Records of some instances, at most ``size`` of which are worked on at once.
 
-    ``workers`` processes share them, ``"auto"``: as many as there are processors if the work proves to be long, None:
+    ``workers`` processes share them, ``"auto"``: one per CPU if the work proves to be long, None:
     this process works alone. Within, Ctrl-C is a deadline that has passed.
     """
     if not (workers in (None, "auto") or (isinstance(workers, int) and workers >= 1)):

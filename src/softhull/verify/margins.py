@@ -13,7 +13,7 @@ from ..attack.pgd import minimize_margin
 from ..errors import InvalidInput, unknown
 from ..propagate.structure import pieces, positions
 from .problem import Effort, Problem, Solution
-from .walks import Walks
+from .walks import GRADIENT, Walks
 
 # Attacked at once.
 _TOGETHER = 4096
@@ -35,9 +35,11 @@ class Margins:
 
     @property
     def groups(self) -> int:
+        """The number of groups; each is excluded by any one of its rows."""
         return int(self.group.max()) + 1 if len(self.group) else 0
 
     def take(self, instances: Tensor) -> Margins:
+        """The margins of some of the instances."""
         return Margins(self.rows[:, instances], self.offsets[:, instances], self.group)
 
     def best_rows(self, bounds: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,17 +60,21 @@ class Margins:
 
     @property
     def classes(self) -> Tensor:
+        """No classes are singled out."""
         return self.group.new_zeros(self.offsets.shape[1], 0)
 
     # What is known of them
 
     def nothing(self) -> Tensor:
+        """Bounds that say nothing."""
         return torch.full_like(self.offsets, -math.inf)
 
     def least(self, found: Solution) -> Tensor:
+        """The smallest margin proved of every instance."""
         return self.best_rows(found.bounds)[0].amin(0)
 
     def open(self, found: Solution, tolerance: float = 0.0) -> Tensor:
+        """Which instances are still undecided."""
         return self.open_groups(found).any(0)
 
     def open_groups(self, found: Solution) -> Tensor:
@@ -113,10 +119,14 @@ class Margins:
             if not len(row):
                 return
             offsets = self.offsets[row, instance]
-            low = stage.lower(way, self.rows[row, instance][None], stage.places(instance), offsets[None])[0]
+            places = stage.places(instance)
+            low = stage.lower(way, self.rows[row, instance][None], places, offsets[None])[0]
             better = _less(low, offsets)
-            proved = zip(row[better > 0].tolist(), instance[better > 0].tolist())
-            found.proved_by |= dict.fromkeys(proved, way)
+            for k in (better > 0).nonzero()[:, 0].tolist():
+                proved = int(row[k]), int(instance[k])
+                found.proved_by[proved] = way
+                if stage.kept is not None and way == GRADIENT:
+                    found.chosen[proved] = stage.kept.of(k, int(places[k]))
             known = found.bounds[row, instance]
             found.bounds[row, instance] = torch.maximum(known, torch.where(better.isnan(), -math.inf, better))
 

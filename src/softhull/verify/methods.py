@@ -72,6 +72,7 @@ def _entry_of(method: Any) -> Entry | None:
 
 
 def _with(method: Any, entry: Entry, name: str, value: Any) -> Any:
+    """The method with one setting changed, wherever in it the setting lives."""
     own = {field.name for field in fields(method)}
     if name in own:
         return replace(method, **{name: value})

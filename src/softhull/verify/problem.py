@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..graph.graph import Graph
+from ..propagate.optimize import Apart, Chosen
 from ..regions import Region
 from .ensemble import Joined, Layered
 
@@ -26,6 +27,7 @@ class Effort:
     restarts: int = 4
     seed: int = 0
     memory: int = 1 << 24
+    proofs: bool = False  # whether to keep what gradient steps choose for margins
 
 
 # What proves the bound on one instance: the rows bounded (``coefficients [K]``), each with what was chosen for it.
@@ -44,6 +46,8 @@ class Solution:
     cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut
     # By row and instance: what proved a row that the first linear walk did not.
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)
+    # The same: what gradient steps chose for the row and, by softmax, for the score differences before it.
+    chosen: dict[tuple[int, int], tuple[Chosen, Apart]] = field(default_factory=dict)
     # What was chosen to prove bounds: tensors whose rows belong to ``instances``, and whatever else a method keeps.
     choices: list[dict[str, Any]] = field(default_factory=list)
 
@@ -106,5 +110,6 @@ class Problem:
         return only.graph
 
     def nothing_known(self) -> Solution:
+        """The solution to start from: bounds that say nothing, no attack."""
         bounds = self.claims.nothing()
         return Solution(bounds, bounds.new_full((self.region.size,), math.inf), self.start.clone())

@@ -51,19 +51,24 @@ class Program:
     together = 128  # rows solved for at once, whatever the number of instances
 
     def relaxed(self, at: Tensor, outward: bool) -> Program:
+        """Itself: its softmax planes follow the solution."""
         return self
 
     def probabilities(self) -> Interval:
+        """Ranges of the mean probabilities."""
         return self.relaxation.probabilities()
 
     def logits(self) -> list[Interval]:
+        """Ranges of the logits, one pair per network."""
         boxes = [part.bounds.logits for part in self.relaxation.stacks]
         return [(low[:, m], high[:, m]) for low, high in boxes for m in range(low.shape[1])]
 
     def trivial(self, coefficients: Tensor) -> Tensor:
+        """Bounds on ``coefficients . p`` from the ranges of the probabilities alone."""
         return trivial_bound(self.relaxation, coefficients)
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Optimum:
+        """Bounds on the maximum of ``coefficients . p``, over one shared input or an input for each network."""
         relaxation = self.relaxation.take(instances)
         if not self.separate:
             found: Optimum = self.method.solve(relaxation, coefficients, self.deadline)

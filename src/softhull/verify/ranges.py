@@ -101,6 +101,7 @@ class RangeClaims(ScoreClaims):
     narrow: float = NARROW
 
     def nothing(self) -> Tensor:
+        """Bounds that say nothing: probabilities from 0 to 1, any class may be on top."""
         zero = torch.zeros_like(self.at)
         return _stacked(zero, zero + 1, zero + 1, zero, zero + 1, zero[:, 0] + 2)
 
@@ -267,6 +268,7 @@ class Samples:
     attack: ScoreAttack | None = None
 
     def answer(self, batch: Tensor) -> list[Sample]:
+        """The ranges of the samples of a batch, and what attacks reached."""
         here, deadline = batch.to(self.x.device), self.limits.for_batch(len(batch))
         x, label, region = self.x[here], self.label[here], self.region.take(here)
         visits = self._visits(x, label, region, self.attack, deadline)
@@ -274,6 +276,7 @@ class Samples:
         return [Sample(ranges.take(i), visits and visits.take(i)) for i in range(len(batch))]
 
     def nothing(self, index: int, why: str, failed: bool = False) -> Sample:
+        """A sample of which nothing is known but its clean probabilities."""
         here = torch.tensor([index], device=self.x.device)
         visits = self._visits(self.x[here], self.label[here], self.region.take(here), None, 0.0)
         return Sample(nothing_known(self.finder.bounded.classes, why), visits, reached=failed)

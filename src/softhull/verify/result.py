@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..show import data_frame, html_table, new_axes
+
+if TYPE_CHECKING:
+    from ..propagate.optimize import Apart, Chosen
 
 SCHEMA = "softhull-answer-1"  # docs/answer.schema.json
 
@@ -64,6 +67,8 @@ class Record:
     cuts: tuple[tuple[int, float], ...] = ()
     # What proved that the label stays ahead of a rival, by rival, where it was not a plain linear walk; None: unknown.
     proved_by: Mapping[int, str] | None = field(default=None, compare=False)
+    # What gradient steps chose, by rival: for the rival and for the score differences before it.
+    chosen: Mapping[int, tuple[Chosen, Apart]] = field(default_factory=dict, repr=False, compare=False)
     predicted: int | None = None  # the class of the unperturbed input
     new_class: int | None = None  # the class of the counterexample, as the model file computes it
     cpu_seconds: float = field(default=0.0, compare=False)  # an equal share of the batch

@@ -61,26 +61,39 @@ def verify_robustness(
     device: torch.device | str | None = None,
     workers: int | str | None = None,
     progress: Progress | None = None,
+    proofs: bool = False,
 ) -> Result:
     """Whether every perturbed input keeps its class: one verdict per instance, in the order given.
 
-    ``network``: from ``load_onnx`` or ``from_torch``, or a torch module, exported with ``x[:1]`` as example.
-    ``x [B, ...]`` in the layout of the network's input, or flat; bytes are divided by 255. ``label [B]``. A number as
-    ``perturbation`` is an l_inf radius. ``property``: ``all`` (no other class overtakes the label), ``targets`` (none
-    of ``targets`` does), ``runner-up`` (the clean runner-up is never the largest). ``method``: ``"auto"``,
-    ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object. A final softmax or sigmoid is left
-    out; a single logit has two classes by its sign. ``attack``: None attacks what the bounds leave open, True
-    everything, False nothing. ``timeout``: seconds for each instance (a batch shares its time); ``budget``: seconds for
-    the whole call. After either, or on an interrupt, the result holds the best found so far.
-    ``memory`` bounds the bytes of one tensor; the whole needs some tens of times that. ``device``: where to compute; by
-    default where ``x`` is. ``workers``: how many processes share the instances (``"auto"``: one per processor if the
-    work is long); ``progress(done, total)`` is called as they are answered.
+    A final softmax or sigmoid is dropped: it does not change which class wins. A network with one logit is binary; the
+    sign decides. After ``timeout`` or ``budget``, or on an interrupt, the result holds the best found so far.
+
+    Args:
+        network: From ``load_onnx`` or ``from_torch``, or a torch module, which is exported with ``x[:1]`` as example.
+        x (array [B, ...]): Inputs in the layout of the network, or flat; bytes are divided by 255.
+        label (integers [B]): The class of every input.
+        perturbation: The region around every input; a number is an l_inf radius.
+        property: ``"all"``: no other class overtakes the label. ``"targets"``: none of ``targets`` does.
+            ``"runner-up"``: the clean runner-up never becomes the largest.
+        method: ``"auto"``, ``"linear"``, ``"second-order"``, ``"paper"``, ``"branch"`` or a method object.
+        targets: The classes of the property ``"targets"``.
+        attack: None attacks only what the bounds leave undecided, True everything, False nothing.
+        timeout: Seconds per instance; the instances of a batch share their time.
+        budget: Seconds for the whole call.
+        seed: Of the attack.
+        memory: Bytes of one tensor; the whole computation needs some tens of times that.
+        dtype: ``torch.float64`` or ``torch.float32``; rounding is charged in either.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the instances; ``"auto"`` is one per CPU if the work is long.
+        progress: Called as ``progress(done, total)`` while instances are answered.
+        proofs: Keep what was chosen to prove the margins, for certificates.
     """
     case = _Case.of(network, x, label, dtype, device)
     margins = case.margins(property, targets)
     region = case.region(perturbation, dtype)
     limits = TimeLimits.of(timeout, budget)
-    asked = _Asked(case, region, margins, find_method(method), _effort(attack, seed, memory), limits)
+    effort = replace(_effort(attack, seed, memory), proofs=proofs)
+    asked = _Asked(case, region, margins, find_method(method), effort, limits)
     found = _result(asked, workers, progress)
     data = case.exact, case.labels, perturbation
     more: dict[str, Any] = {
@@ -118,10 +131,27 @@ def certified_radius(
     """The largest radius found certified for every instance, by bisection up to ``perturbation.eps``.
 
     The result is an array of radii: 0 where nothing was certified, NaN where the clean input is misclassified. Every
-    radius in it was certified. Beside it stand ``attacked``, the smallest radius at which a counterexample was found
-    and replayed, and ``capped``, whether the search stopped at ``perturbation.eps``. ``attack=False`` looks for no
-    counterexamples. ``progress(done, total)`` counts rounds of the search. Everything else as for
-    ``verify_robustness``; ``timeout`` and ``budget`` are for the whole search.
+    radius in it was certified. Its attribute ``attacked`` has the smallest radius at which a counterexample was found
+    and replayed, ``capped`` whether the search stopped at ``perturbation.eps``.
+
+    Args:
+        network: As for ``verify_robustness``.
+        x (array [B, ...]): Inputs.
+        label (integers [B]): The class of every input.
+        perturbation: The largest region to try; smaller ones differ in ``eps`` alone.
+        property: As for ``verify_robustness``.
+        method: As for ``verify_robustness``.
+        targets: The classes of the property ``"targets"``.
+        steps: Rounds of bisection.
+        timeout: Seconds for the whole search.
+        budget: Seconds for the whole search.
+        memory: Bytes of one tensor.
+        dtype: ``torch.float64`` or ``torch.float32``.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the instances.
+        attack: Whether to look for counterexamples.
+        seed: Of the attack.
+        progress: Called as ``progress(done, total)`` with rounds of the search.
     """
     case = _Case.of(network, x, label, dtype, device)
     margins = case.margins(property, targets)
@@ -177,9 +207,20 @@ def verify_specification(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> SpecificationResult:
-    """Whether any input of the specification has outputs in its unsafe set.
+    """Whether any input of a VNN-LIB property has outputs in its unsafe set.
 
-    ``bound`` is the certified distance of the worst disjunct from its unsafe set, in units of its constraints.
+    The ``bound`` of the result is the certified distance of the worst disjunct from its unsafe set, in units of its
+    constraints.
+
+    Args:
+        network: From ``load_onnx`` or ``from_torch``.
+        specification: From ``load_vnnlib``.
+        method: As for ``verify_robustness``.
+        timeout: Seconds; then the best found so far is returned.
+        seed: Of the attack.
+        memory: Bytes of one tensor.
+        dtype: ``torch.float64`` or ``torch.float32``.
+        device: Where to compute.
     """
     clock = _Clock()
     place = device_of(None, device)
@@ -246,6 +287,7 @@ class _Case:
         dtype: torch.dtype,
         device: torch.device | str | None,
     ) -> _Case:
+        """Network, inputs and labels as the question needs them, or an error that says what does not fit."""
         place = device_of(x, device)
         opened = open_network(network, x, single=np.ndim(label) == 0)
         graph = _graph(opened, classes=True).to(dtype, place)
@@ -377,15 +419,20 @@ def _replay(case: _Case, records: list[Record], region: Region, worst: Tensor, s
 
 
 def _record(case: _Case, i: int, place: int, solution: Solution, region: Region, margins: Margins) -> Record:
+    """The verdict on one instance from its bounds and its attack, replayed in onnxruntime."""
     best, _ = margins.best_rows(solution.bounds[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
     attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
     known = {"bound": bound, "attack": attack}
     if bound > 0:
-        least = margins.rows[:, place].argmin(-1).tolist() if margins.rows.shape[-1] > 1 else ()
-        how = {rival: solution.proved_by[s, place] for s, rival in enumerate(least) if (s, place) in solution.proved_by}
-        note, cuts = solution.notes.get(place, ""), solution.cuts.get(place, ())
-        return case.record(i, Verdict.CERTIFIED, **known, message=note, cuts=cuts, proved_by=how)
+        rows = margins.rows[:, place]
+        least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)
+        how, chosen = (
+            {rival: part[s, place] for s, rival in enumerate(least) if (s, place) in part}
+            for part in (solution.proved_by, solution.chosen)
+        )
+        proof = {"cuts": solution.cuts.get(place, ()), "proved_by": how, "chosen": chosen}
+        return case.record(i, Verdict.CERTIFIED, **known, message=solution.notes.get(place, ""), **proof)
     message = "; ".join(filter(None, (solution.stopped or Verdict.UNKNOWN.advice, solution.notes.get(place))))
     if attack is not None and attack < 0:
         final = case.network.final if isinstance(case.network, Network) else None

@@ -37,9 +37,11 @@ class ScoreClaims:
         return replace(self, label=self.label[instances], at=self.at[instances])
 
     def nothing(self) -> Tensor:
+        """Bounds from the simplex alone."""
         return -self.highest(Simplex(self.at, self.outward))[0][None]
 
     def least(self, found: Solution) -> Tensor:
+        """The bound of every instance."""
         return found.bounds[0].clone()
 
     def open(self, found: Solution, tolerance: float) -> Tensor:
@@ -49,6 +51,7 @@ class ScoreClaims:
         return ~(left <= tolerance * attacked.abs())
 
     def improve(self, stage: Any, found: Solution) -> None:
+        """Raises the bounds by what a stage knows of the probabilities."""
         mine, here = self.take(stage.instances), stage.instances
         badness, notes, choices = mine.highest(stage.relaxed(mine.at, self.outward))
         found.raise_to(-badness[None], here)

@@ -31,6 +31,7 @@ class AffinePiece:
     offset: Tensor
 
     def tangent(self, at: Tensor) -> AffinePiece:
+        """Itself."""
         return self
 
     rounds: ClassVar[int] = 1
@@ -44,6 +45,7 @@ class ConcavePiece:
     rounds: ClassVar[int] = 3  # tangents tried, each at the worst point of the one before
 
     def tangent(self, at: Tensor) -> AffinePiece:
+        """The tangent at distributions ``at [B, K]``, raised by what rounding may have cost."""
         # Inside the simplex, where the derivative of an entropy still exists.
         at = at.detach().clamp(min=1e-9).requires_grad_(True)
         with torch.enable_grad():

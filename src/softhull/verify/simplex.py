@@ -46,15 +46,19 @@ class Simplex:
         self.at, self.outward = at, outward
 
     def probabilities(self) -> Interval:
+        """Probabilities are from 0 to 1."""
         return torch.zeros_like(self.at), torch.ones_like(self.at)
 
     def logits(self) -> list[Interval]:
+        """Nothing is known of logits."""
         return []
 
     def trivial(self, coefficients: Tensor) -> Tensor:
+        """Bounds on ``coefficients . p`` from the ranges of the probabilities."""
         return simplex_bound(coefficients, *self.probabilities(), self._share(coefficients.shape[1] + 4))
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Optimum:
+        """The largest ``coefficients . p`` over the simplex within the ranges."""
         least, most = (end[instances] for end in self.probabilities())
         bound = simplex_bound(coefficients, least, most, self._share(coefficients.shape[1] + 4))
         return self._optimum(bound, coefficients, instances)
@@ -80,12 +84,15 @@ class MeanProbabilities(Simplex):
         self.walks = walks
 
     def probabilities(self) -> Interval:
+        """Ranges of the mean probabilities."""
         return self.walks.probabilities(self.outward)
 
     def logits(self) -> list[Interval]:
+        """Ranges of the logits, one pair per network."""
         return self.walks.logits()
 
     def solve(self, coefficients: Tensor, instances: Tensor) -> Optimum:
+        """Bounds on the maximum of ``coefficients . p`` by walks through every network."""
         graphs = self.walks.graphs
         low = torch.stack([self.walks.best(number, -coefficients, instances) for number in range(len(graphs))])
         bound = -low.sum(0) + self._share(len(graphs)) * low.abs().sum(0)

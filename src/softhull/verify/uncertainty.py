@@ -196,15 +196,30 @@ def verify_uncertainty(
     progress: Progress | None = None,
     proofs: bool = False,
 ) -> UncertaintyResult:
-    """Certified bound on the score of the mean probabilities of ``networks`` over all inputs within the perturbation.
+    """Certified bound on the score of the mean probabilities of an ensemble over all inputs within the perturbation.
 
-    ``x [B, *shape]``, ``label [B]``; networks, inputs and perturbation as for ``verify_robustness``. ``method``:
-    ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for feedforward networks; ``"second-order"``,
-    ``"linear"`` for all; or one of their settings objects. ``bound``: the softmax bounds, ``"all"`` or a pair such as
-    ``"er/lse"``; ``separate`` lets every network choose its own input. ``rounding``: ``"outward"`` charges
-    every rounding error to the bound, so that it is true for the networks as real-valued functions; ``"nearest"`` does
-    not. ``timeout``, ``budget``, ``device``, ``workers`` and ``progress`` as for ``verify_robustness``.
-    ``proofs``: keep what was chosen to prove the bounds, for certificates.
+    An attack runs beside it: the true worst score lies between ``attack`` and ``bound`` of every record.
+
+    Args:
+        networks: One network or several; all see the same perturbed input, and their probabilities are averaged.
+        x (array [B, ...]): Inputs, as for ``verify_robustness``.
+        label (integers [B]): The class of every input.
+        perturbation: The region around every input; a number is an l_inf radius.
+        score: ``"nll"``, ``"brier"``, ``"confidence"``, ``"error"``, ``"margin"``, ``"entropy"`` or a ``Score``.
+        method: ``"auto"``; ``"dual"``, ``"lp"``, ``"conic"``, ``"branch"`` for feedforward networks;
+            ``"second-order"``, ``"linear"`` for all; or a method object.
+        bound: The softmax bounds: ``"all"`` or a pair such as ``"er/lse"``.
+        separate: Lets every network have its own worst input: looser, but cheaper for large ensembles.
+        attack: Settings of the attack.
+        timeout: Seconds per instance; the instances of a batch share their time.
+        budget: Seconds for the whole call.
+        seed: Of the attack.
+        rounding: ``"outward"`` charges every rounding error to the bound, so that it holds for the networks as
+            real-valued functions; ``"nearest"`` does not.
+        device: Where to compute; by default where ``x`` is.
+        workers: How many processes share the instances; ``"auto"`` is one per CPU if the work is long.
+        progress: Called as ``progress(done, total)`` while instances are answered.
+        proofs: Keep what was chosen to prove the bounds, for certificates.
     """
     check_rounding(rounding)
     limits = TimeLimits.of(timeout, budget)
@@ -295,6 +310,7 @@ def _badness(bounded: Joined | Layered, score: Score, label: Tensor, x: Tensor) 
 
 
 def all_feedforward(networks: Sequence[Network | Graph]) -> bool:
+    """Whether all networks are feedforward or convolutional, without products of variable tensors."""
     return all(is_feedforward(network.graph if isinstance(network, Network) else network) for network in networks)
 
 

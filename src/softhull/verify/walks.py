@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,7 +22,7 @@ from ..graph.rounding import share, underflow
 from ..propagate import softmax as softmaxes
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Auto, Linear, Paper, SecondOrder
-from ..propagate.optimize import optimized_lower, with_better_differences
+from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
 from ..propagate.second_order.sums import sum_of
@@ -107,8 +107,10 @@ def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor |
         yield walks.among(left, CONTRACTED)
     if walks is not None and len(left := work.open(among)):
         steps, tightened = max(1, method.optimize // 2), walks.among(left, CONTRACTED, GRADIENT)
-        better = [with_better_differences(bounds, steps, method.learning_rate) for bounds in tightened.bounds]
-        yield tightened.knowing(better, work.found.worst[left])
+        kept = Kept() if work.effort.proofs else None
+        apart = None if kept is None else kept.apart
+        better = [with_better_differences(bounds, steps, method.learning_rate, apart) for bounds in tightened.bounds]
+        yield replace(tightened.knowing(better, work.found.worst[left]), kept=kept)
 
 
 def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None) -> Walks:
@@ -128,8 +130,25 @@ def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = 
 
 
 def networks_of(work: Work) -> Joined:
+    """The networks of a problem as joint graphs."""
     assert isinstance(work.problem.networks, Joined)
     return work.problem.networks
+
+
+@dataclass
+class Kept:
+    """What gradient steps chose: for score differences, and in the last walks on rows, piece by piece."""
+
+    apart: Apart = field(default_factory=dict)
+    rows: list[Chosen] = field(default_factory=list)
+
+    def of(self, row: int, place: int) -> tuple[Chosen, Apart]:
+        """The choices for one of the rows of the last walks, which is about one place of their stage."""
+        for part in self.rows:
+            if row < part.rows.shape[1]:
+                break
+            row -= part.rows.shape[1]
+        return part.of(row), {i: [each.of(place) for each in found] for i, found in self.apart.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +163,7 @@ class Walks:
     bounds: tuple[LinearBounds, ...]
     ways: tuple[str, ...]
     first: bool = False
+    kept: Kept | None = field(default=None, kw_only=True)  # what gradient steps chose, where it is asked for
 
     dear: ClassVar[bool] = False  # whether a row costs more than all that was done to get here
 
@@ -183,6 +203,8 @@ class Walks:
             parts = pieces(positions(rows), bounds.chunk(len(bounds.graph.nodes) - 1))
             return torch.cat([self._walk(bounds, way, rows[part], target[part]) for part in parts])
         found = []
+        if self.kept is not None:
+            self.kept.rows.clear()
         for part in pieces(positions(places), _pairs_together(bounds, way)):
             bounds.check_time()
             found.append(self._walk(bounds.take(places[part]), way, rows[:, part], target[:, part]))
@@ -191,7 +213,10 @@ class Walks:
     def _walk(self, bounds: LinearBounds, way: str, rows: Tensor, target: Tensor) -> Tensor:
         method, last = bounds.method, len(bounds.graph.nodes) - 1
         if way == GRADIENT:
-            return optimized_lower(bounds, last, rows, method.optimize, method.learning_rate, target[0])
+            chosen = None if self.kept is None else Chosen(rows)
+            if self.kept is not None and chosen is not None:
+                self.kept.rows.append(chosen)
+            return optimized_lower(bounds, last, rows, method.optimize, method.learning_rate, target[0], chosen)
         return bounds.lower(last, rows, contract=way == CONTRACTED)
 
     # What a score asks for

@@ -141,6 +141,44 @@ def _old(b: Builder) -> str:
     return str(b.op("Reshape", p, b.ints(1, 2)))
 
 
+def _curved(b: Builder) -> str:
+    """Curves that bend both ways, one of them of a product that is one curve."""
+    h = b.op("MatMul", "x", b.const(_weights(12, 2, 3)))
+    bent = b.op("Tanh", b.op("Add", h, b.const([[0.5, 0.0, -0.25]])))
+    gated = b.op("Mul", h, b.op("Sigmoid", h))
+    return str(b.op("Gemm", b.op("Sub", bent, gated), b.const(_weights(13, 3, 2)), b.const([0.25, 0.0])))
+
+
+def _normed(b: Builder) -> str:
+    """A normalisation over three numbers: squares, a root in a denominator, and a product of both."""
+    h = b.op("Gemm", "x", b.const(_weights(14, 2, 3)), b.const([0.5, -0.25, 0.0]))
+    y = b.op("LayerNormalization", h, b.const([1.0, -0.5, 2.0]), b.const([0.0, 0.25, 0.0]), axis=-1, epsilon=0.5)
+    return str(b.op("MatMul", y, b.const(_weights(15, 3, 2))) and _plus(b, [[0.5, 0.0]]))
+
+
+def _pooled(b: Builder) -> str:
+    """A convolution whose windows lie partly in the padding, and the largest entries of overlapping windows."""
+    h = b.op("Conv", b.op("Reshape", "x", b.ints(1, 1, 2)), b.const(_weights(16, 2, 1, 2)), b.const([0.125, 0.0]),
+             pads=[1, 1], kernel_shape=[2])  # fmt: skip
+    h = b.op("Flatten", b.op("MaxPool", h, kernel_shape=[2], pads=[1, 0], strides=[1]), axis=1)
+    return str(b.op("MatMul", h, b.const(_weights(17, 6, 2))) and _plus(b, [[0.25, 0.0]]))
+
+
+def _removed(b: Builder) -> str:
+    """Logits removed by -inf, in every row another one."""
+    logits = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(18, 2, 6))), b.ints(1, 2, 3))
+    keep = b.const([[[True, False, True], [True, True, False]]], np.bool_)
+    p = b.op("Softmax", b.op("Where", keep, logits, b.const(-np.inf)), axis=-1)
+    v = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(19, 2, 3))), b.ints(1, 3, 1))
+    return str(b.op("Flatten", b.op("MatMul", p, v), axis=1) and _plus(b, [[0.25, 0.0]]))
+
+
+def _leaking(b: Builder) -> str:
+    """A mask that a large logit overcomes in a part of the region: what it hides is all there is."""
+    logits = b.op("Add", b.op("MatMul", "x", b.const([[1.0, 16384.0], [0.5, 0.0]])), b.const([[0.0, -12288.0]]))
+    return str(b.op("MatMul", b.op("Softmax", logits, axis=-1), b.const([[1.0, 0.0], [0.0, 0.5]])))
+
+
 def _small(seed: int, scale: float) -> Callable[[Builder], str]:
     def make(b: Builder) -> str:
         h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(seed, 2, 2)), b.const(_weights(seed + 1, 2) / 8)))
@@ -189,6 +227,11 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
     "spread": ([(_spread, 13)], [0.5, -0.25], [Perturbation(SHORT, norm=1), Perturbation(0.0)], 1),
     "single": ([(_single, 13)], [0.5, -0.25], [Perturbation(SHORT)], 1),
     "old": ([(_old, 12)], [0.5, -0.25], [Perturbation(0.25)], 1),
+    "curved": ([(_curved, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 2),
+    "normed": ([(_normed, 17)], [0.5, -0.25], [Perturbation(SHORT), Perturbation(SHORT, norm=1)], 1),
+    "pooled": ([(_pooled, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
+    "removed": ([(_removed, 13)], [0.5, -0.25], [Perturbation(0.25)], 1),
+    "leaking": ([(_leaking, 13)], [0.6875, -0.25], [Perturbation(SHORT)], 1),
     "ensemble": (
         [(_small(20, 1.0), 13), (_small(30, 8.0), 13)],
         [0.5, -0.25],
@@ -212,6 +255,20 @@ def instances(folder: Path) -> list[Instance]:
         for i, region in enumerate(regions):
             found.append(Instance(f"{name} {i}", tuple(paths), tuple(models), np.array(x), region, share))
     return found
+
+
+def refused(folder: Path) -> list[Instance]:
+    """Files that the checker must not read at all."""
+    return [two_imports(folder), turned(folder)]
+
+
+def turned(folder: Path) -> Instance:
+    """A mask with its sign turned around: a logit of +inf is ahead of all others, and no probability is a number."""
+    b = Builder(13)
+    masked = b.op("Add", "x", b.const([[-np.inf, 0.0]]))
+    model = b.model(b.op("Softmax", b.op("Neg", masked), axis=-1), (1, 2))
+    onnx.save(model, str(folder / "turned.onnx"))
+    return Instance("turned", (folder / "turned.onnx",), (model,), np.array([0.5, -0.25]), Perturbation(0.25))
 
 
 def two_imports(folder: Path) -> Instance:

@@ -13,7 +13,23 @@ from typing import Any
 
 import pytest
 
-from softhull.checker import balls, cells, check, forms, network, positions, quadratic, replay, scores, softmax
+from softhull.checker import (
+    balls,
+    cells,
+    check,
+    curves,
+    forms,
+    network,
+    operators,
+    positions,
+    quadratic,
+    ranges,
+    replay,
+    scores,
+    softmax,
+)
+
+MODULES = (balls, cells, check, curves, forms, network, operators, quadratic, ranges, replay, scores, softmax)
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Planted:
         exec(compile(source.replace(self.old, self.new), f"<{self.what}>", "exec"), vars(module), made)
         patch.setattr(self.owner, self.name, made[self.name])
         if self.owner is module:  # others may have imported it by name
-            for other in (balls, cells, check, forms, network, quadratic, replay, scores, softmax):
+            for other in MODULES:
                 if getattr(other, self.name, None) is function:
                     patch.setattr(other, self.name, made[self.name])
 
@@ -64,6 +80,8 @@ PLANTED = [
         "if False:",
         ("imports",),
     ),
+    P("masks go anywhere", network.Networks, "_follow_masks",
+      'raise ModelError("-inf in anything but a mask before a softmax")', "continue", ("turned",)),
     P("one class has scores", scores, "proved_of_mean", "K < 2 or", "", ("leaky",)),
     # Ranges and references
     P(
@@ -83,12 +101,15 @@ PLANTED = [
         "if planes is None:",
         ("ensemble",),
     ),
-    P("half a row for a whole one", K, "references", "or frozenset(whole) not in rows", "", ("weighted",)),
+    P("half a row for a whole one", K, "references", "or frozenset(whole) not in rows", "",
+      ("weighted", "repeated", "removed")),
     # Rules
     P("chord too low", K, "chords", "arb(high) * (ONE - slope[i])", "arb(high) * (ONE - slope[i]) / 2", ("relu",)),
     P("McCormick sides swapped", K, "_term_by_term", "up * low + down * high", "up * high + down * low", ("product",)),
     P("missed part forgotten", K, "_contracted", "arb(float(proved.lower[row])) - missed",
       "arb(float(proved.lower[row]))", ("shared", "weighted")),
+    P("what pairs leave forgotten", K, "_paired", "constant = -(times(missed, matrix(Y[:, None]))[:, 0] * X).sum()",
+      "constant = ZERO", ("product", "shared", "weighted")),
     P("lower plane by 1e-6", softmax, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta",
       ("attention", "old")),
     P("upper plane by 1e-6", softmax, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)",
@@ -109,4 +130,15 @@ PLANTED = [
     P("the origin of a fit forgotten", K, "_fitted", " + (pull * origin[r]).sum()", "", ("attention", "weighted")),
     P("the sum for the mean", scores, "proved_of_mean", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
       ("ensemble",)),
+    # Operators that are made of others, masks, ranges of probabilities
+    P("a curve by its ends", curves, "least_above", "if steep >= 0 or steep <= 0:", "if True:", ("curved", "normed")),
+    P("the chord of a curve for its tangent", K, "_curve", "self.offsets(node, below, 1)",
+      "self.offsets(node, below, -1)", ("curved",)),
+    P("nothing leaks from behind a mask", K, "leak", "ZERO if top == -np.inf else", "ZERO if True else", ("leaking",)),
+    P("another epsilon", operators, "_steadied", "arb(1), epsilon)", "arb(1), 2 * epsilon)", ("normed",)),
+    P("windows without pads", operators, "_windows", " * strides[i] - pads[i] +", " * strides[i] +", ("pooled",)),
+    P("the others at their least", ranges, "proved_ranges", "ONE - (high.sum() - high), ONE - (low.sum() - low)",
+      "ONE - (low.sum() - low), ONE - (low.sum() - low)", ("ensemble", "twins")),
+    P("ahead at best", ranges.ProvedRanges, "ahead", "self.low[t] - self.high[k]", "self.high[t] - self.low[k]",
+      ("ensemble", "old")),
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from softhull.checker.replay import Knowledge
 from softhull.checker.statement import read_statement
 from softhull.errors import ModelError
 
-from .networks import Instance, instances, two_imports
+from .networks import Instance, instances, refused
 from .truth import Claims, Truth
 from .writer import Writer, honest
 
@@ -138,7 +138,7 @@ def kinds(step: Any) -> Iterator[str]:
     yield str(step.get("claim"))
     rules = step.get("rules")
     for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
-        for key in ("fit", "slope", "planes", "functions", "split", "multipliers", "below"):
+        for key in ("fit", "slope", "planes", "pairs", "functions", "split", "multipliers", "below"):
             if key in rule:
                 yield f"rule {key}"
                 break
@@ -260,7 +260,7 @@ class Hunt:
         if accepted:
             for step in header["steps"]:
                 self.tally.accepted.update(kinds(step))
-            self.tally.accepted[str(header["property"].get("score", "class"))] += 1
+            self.tally.accepted[str(header["property"].get("score", header["property"]["kind"]))] += 1
             self._note(self.truth.false_property(pool, header["property"]), "property", certificate)
         return gap
 
@@ -305,7 +305,7 @@ def shares(among: Sequence[Instance], count: int) -> list[int]:
 def one_round(seed: int, count: int) -> Tally:
     """Forgeries of all families, on networks written for the occasion."""
     with TemporaryDirectory() as folder:
-        return search([*instances(Path(folder)), two_imports(Path(folder))], count, seed)
+        return search([*instances(Path(folder)), *refused(Path(folder))], count, seed)
 
 
 def search(among: Sequence[Instance], count: int, seed: int) -> Tally:

@@ -6,6 +6,7 @@ that rational arithmetic places inside the region.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -68,11 +69,16 @@ def _rows(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) ->
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    powers = np.exp(x if x.dtype == object else x - x.max(axis, keepdims=True))
-    return np.asarray(powers / powers.sum(axis, keepdims=True))
+    with np.errstate(invalid="ignore"):  # a logit of +inf makes no numbers
+        powers = np.exp(x if x.dtype == object else x - x.max(axis, keepdims=True))
+        return np.asarray(powers / powers.sum(axis, keepdims=True))
 
 
 def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], opset: int) -> np.ndarray:
+    def number(value: float) -> Any:
+        """A number in the arithmetic of the operands."""
+        return arb(float(value)) if v[0].dtype == object else float(value)
+
     if kind == "Softmax" and opset < 13:
         axis = attributes.get("axis", 1)
         return softmax(v[0].reshape(math.prod(v[0].shape[:axis]), -1)).reshape(v[0].shape)
@@ -80,11 +86,25 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
         a, b = (m.T if attributes.get(key) else m for m, key in zip(v, ("transA", "transB")))
         return np.asarray(np.matmul(a, b) + v[2])
     if kind == "LeakyRelu":
-        positive = _relu(v[0])
-        slope = np.float64(attributes["alpha"])
-        return np.asarray(positive - (arb(float(slope)) if v[0].dtype == object else slope) * _relu(-v[0]))
+        return np.asarray(_relu(v[0]) - number(attributes["alpha"]) * _relu(-v[0]))
+    if kind == "LayerNormalization":
+        apart = v[0] - v[0].sum(-1, keepdims=True) / v[0].shape[-1]
+        steadied = (apart * apart).sum(-1, keepdims=True) / v[0].shape[-1] + number(attributes["epsilon"])
+        return np.asarray(apart / np.sqrt(steadied) * v[1] + v[2])
+    if kind == "Conv":
+        padded = _padded(v[0], attributes["pads"], number(0.0))
+        windows = np.stack([padded[..., i : i + v[1].shape[2]] for i in range(padded.shape[2] - v[1].shape[2] + 1)], 2)
+        return np.asarray((windows[:, None] * v[1][None, :, :, None]).sum((2, 4)) + v[2][:, None])
+    if kind == "MaxPool":
+        padded, size = _padded(v[0], attributes["pads"], number(-1024.0)), attributes["kernel_shape"][0]
+        columns = [padded[..., i : padded.shape[2] - size + 1 + i] for i in range(size)]
+        return np.asarray(functools.reduce(lambda a, c: a + _relu(c - a), columns))
     return np.asarray(
         {
+            "Tanh": lambda: 2 * _sigmoid(2 * v[0]) - 1,
+            "Sigmoid": lambda: _sigmoid(v[0]),
+            "Neg": lambda: -v[0],
+            "Where": lambda: np.where(v[0], v[1], v[2]),
             "Add": lambda: v[0] + v[1],
             "Sub": lambda: v[0] - v[1],
             "Mul": lambda: v[0] * v[1],
@@ -106,6 +126,16 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
 
 def _relu(x: np.ndarray) -> np.ndarray:
     return np.asarray(relu_ball(x) if x.dtype == object else np.maximum(x, 0.0))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _padded(x: np.ndarray, pads: Sequence[int], fill: Any) -> np.ndarray:
+    """A picture of one row with a constant at both ends."""
+    before, behind = (np.full((*x.shape[:2], n), fill, dtype=x.dtype) for n in pads)
+    return np.concatenate((before, x, behind), 2)
 
 
 # Regions
@@ -201,6 +231,21 @@ class Pool:
                         return f"{rows[s].tolist()} . {tensor} >= {float(lower[s])!r} is {value.str(20)} at {at}"
         return None
 
+    def false_ranges(self, claim: Mapping[str, Any]) -> str | None:
+        """Where the mean probabilities leave their ranges, or a class is on top that should not be."""
+        M, K = len(self.instance.models), len(claim["ahead"])
+        unit = np.eye(K)
+        ends = np.concatenate((M * np.array(claim["least"]), -M * np.array(claim["most"])))
+        # M times a float is one for M up to 2
+        pairs = [(k, t) for k, t in enumerate(claim["ahead"]) if t >= 0]
+        rows = np.concatenate((unit, -unit, *(unit[[t]] - unit[[k]] for k, t in pairs)))
+        lower = np.concatenate((ends, np.full(len(pairs), 5e-324)))
+        false = self.breaks(Claims("total", rows, lower))
+        worst = self.worst_score("brier", int(claim["label"]))
+        if false is None and worst > arb(float(claim["brier"])):
+            false = f"brier is {worst.str(20)}, {claim['brier']!r} claimed"
+        return false
+
     def worst_score(self, name: str, label: int) -> arb:
         if (name, label) not in self._worst:
             each = [self._score(name, label, point) for point in range(len(self.at))]
@@ -283,6 +328,8 @@ class Truth:
     def false_property(self, pool: Pool, claim: Mapping[str, Any]) -> str | None:
         """Whether the conclusion fails somewhere."""
         label = int(claim["label"])
+        if np.isnan(pool.floats["0::probabilities"]).any():
+            return "an output that is no number"
         if claim["kind"] == "class":
             K = pool.floats["0::logits"].shape[1]
             rows = np.zeros((1 if K == 1 else len(claim["rivals"]), K))
@@ -292,6 +339,8 @@ class Truth:
             return pool.breaks(Claims("0::logits", rows, np.full(len(rows), 5e-324)))
         if pool.floats["total"].shape[1] < 2:
             return "a score of a network with one output"
+        if claim["kind"] == "ranges":
+            return pool.false_ranges(claim)
         value, bound = pool.worst_score(claim["score"], label), arb(float(claim["bound"]))
         if (value < bound) if claim["score"] == "margin" else (value > bound):
             return f"{claim['score']} of class {label} is {value.str(20)}, {claim['bound']!r} claimed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import numpy as np
 from softhull.certificates.prover import Proof
 from softhull.certificates.second_order import SecondOrder
 from softhull.certificates.write import NoProof, class_certificate, score_certificate
+from softhull.checker.balls import Balls
 from softhull.checker.certificate import Certificate
 from softhull.checker.check import sha256
-from softhull.checker.network import Kink, Networks, Product, Softmax
+from softhull.checker.network import Curve, Kink, Networks, Product, Softmax
+from softhull.checker.replay import Rule
 from softhull.checker.scores import SCORES
 from softhull.checker.session import exactly
 from softhull.formats.onnx import load_onnx
@@ -27,6 +30,7 @@ STRANGE: list[Any] = [
     None, -1, 0, 1, 2, 7, 0.9, 1.0, -0.5, True, False, "", "input", "0:x", [], [0], [0, 0], {}, 10**30, 1e308,
     float("nan"), float("inf"), -float("inf"), [[0]], "0::probabilities",
 ]  # fmt: skip
+FUNCTIONS = ("functions", "left", "right")  # keys of rules that name steps of functions
 NUMBERS = [0.0, 1.0, -1.0, 0.25, 0.5, 1 + 1e-12, 2.0, -1e-300, 1e-300, 1e300, -1e300, np.nan, np.inf, -np.inf]
 
 
@@ -71,12 +75,35 @@ def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = Fa
         proof.products = "contracted"
         if all(not isinstance(node, Softmax) or node.rows.shape[1] > 1 for node in proof.networks.nodes):
             proof.claim_difference(view, label, rivals[0])
+        proof.products = "planes"
+        with proof.following(partial(paired, proof)):
+            proof.claim_difference(view, label, rivals[0])
         second_order = SecondOrder(proof, [view])
         for rival in rivals:
             second_order.lead(view, label, rival)
         if fitted:
             second_order.lead(view, label, rivals[-1], fitted)
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
+
+
+def paired(proof: Proof, index: int, A: Balls) -> Rule | None:
+    """A product as pairs of functions: singular vectors of its coefficients over the entries of both factors."""
+    node = proof.networks.nodes[index]
+    if not isinstance(node, Product):
+        return None
+    views = [proof.networks.whole(view.node) for view in (node.x, node.y)]
+    C = np.zeros([view.size for view in views])
+    entries = node.x.at(node.left).index.at, node.y.at(node.right).index.at
+    np.add.at(C, entries, node.out.of(A.astype(np.float64))[0])
+    U, sizes, V = np.linalg.svd(C, full_matrices=False)
+    used = sizes > 1e-12 * sizes.max()
+    if not used.any():
+        return None
+    with proof.following(None):
+        found = [proof.bound_functions(v, f) for v, f in zip(views, ((U * sizes)[:, used].T, V[used]))]
+    left, right = (proof.claim_functions(view, parts) for view, parts in zip(views, found))
+    pairs = np.repeat(np.arange(used.sum())[:, None], 2, 1)
+    return {"left": left, "right": right, "pairs": pairs, "weight": np.linspace(0.2, 0.8, len(pairs))}
 
 
 # Forgeries
@@ -96,7 +123,7 @@ class Writer:
     def __init__(self, instance: Instance, networks: Networks, pool: Pool, rng: np.random.Generator) -> None:
         self.instance, self.networks, self.pool, self.rng = instance, networks, pool, rng
         self.tensors = list(networks.tensors)
-        self.curved = [i for i, n in enumerate(networks.nodes) if isinstance(n, Kink | Product | Softmax)]
+        self.curved = [i for i, n in enumerate(networks.nodes) if isinstance(n, Curve | Kink | Product | Softmax)]
         self.softmaxes = [i for i in self.curved if isinstance(networks.nodes[i], Softmax)]
 
     def forge(self, seed: Certificate, other: Certificate) -> Forgery:
@@ -136,7 +163,7 @@ class Writer:
             holder[key] = self._whole(len(draft.steps))
         elif key == "tensor":
             holder[key] = self._pick(self.tensors)
-        elif key == "functions":
+        elif key in FUNCTIONS:
             holder[key] = [self._whole(len(draft.steps)) for _ in range(int(self.rng.integers(0, 3)))]
         else:
             holder[key] = self._pick(STRANGE)
@@ -197,12 +224,14 @@ class Writer:
     def redirect(self, draft: Draft, other: Certificate) -> None:
         """Planes or functions of another step."""
         number = self._place(draft)
-        users = [h for h in draft.holders(number) if "planes" in h or "functions" in h] if number is not None else []
-        for holder in users:
-            key = "planes" if "planes" in holder else "functions"
-            known = [n for n, step in enumerate(draft.steps) if isinstance(step, dict) and step.get("claim") == key]
-            if known:
-                holder[key] = self._pick(known) if key == "planes" else [self._pick(known)]
+        for holder in draft.holders(number) if number is not None else ():
+            for key in [key for key in ("planes", *FUNCTIONS) if key in holder]:
+                claim = "planes" if key == "planes" else "functions"
+                known = [
+                    n for n, step in enumerate(draft.steps) if isinstance(step, dict) and step.get("claim") == claim
+                ]
+                if known:
+                    holder[key] = self._pick(known) if key == "planes" else [self._pick(known)]
 
     def leave_out(self, draft: Draft, other: Certificate) -> None:
         """A reference that stands for less than a row, or for more."""
@@ -268,10 +297,36 @@ class Writer:
         score = self._pick([*SCORES, *[s for s in SCORES if s == before.get("score")] * 3])
         worst = float(self.pool.worst_score(score, label)) if 0 <= label < K and K > 1 else 0.0
         bound = worst + less if score == "margin" else worst - less
+        if K > 1 and self.rng.random() < 0.5:
+            made += [self._ranges(min(label, K - 1), self._pick([less, -less, 0.0]))] * 3
         found = dict(self._pick([*made, *[{"kind": "score", "score": score, "label": label, "bound": bound}] * 3]))
         if self.rng.random() < 0.2:
             found[self._pick(list(found))] = self._pick(STRANGE)
         draft.header["property"] = found
+
+    def _ranges(self, label: int, less: float) -> Step:
+        """What the points of the region say of the probabilities, narrowed by a little in one place."""
+        p = self.pool.floats["total"] / len(self.instance.models)
+        low, high, K = p.min(0), p.max(0), p.shape[1]
+        ahead = np.full(K, -1)
+        for k in range(K):
+            larger = np.flatnonzero((p > p[:, [k]]).all(0))
+            if len(larger) and self.rng.random() < 0.5:
+                ahead[k] = int(self.rng.choice(larger))
+        place, side = int(self.rng.integers(K)), int(self.rng.integers(4))
+        if self.rng.random() < 0.7:  # nothing is said of what is not narrowed
+            low, high = np.zeros(K), np.ones(K)
+        brier = float(self.pool.worst_score("brier", label)) if side == 2 else 2.0
+        if side == 0:
+            low[place] = p[:, place].min() + less
+        elif side == 1:
+            high[place] = p[:, place].max() - less
+        elif side == 2:
+            brier -= less
+        else:
+            ahead[place] = int(self.rng.integers(-1, K))
+        ends = {"least": np.clip(low, 0, 1).tolist(), "most": np.clip(high, 0, 1).tolist()}
+        return {"kind": "ranges", "label": label, **ends, "ahead": ahead.tolist(), "brier": brier}
 
     def change_region(self, draft: Draft, other: Certificate) -> None:
         region, x = dict(draft.header["region"]), self.instance.x
@@ -369,6 +424,9 @@ class Writer:
         node = self.networks.nodes[index]
         if isinstance(node, Kink):
             return {"slope": self._shares(node.size)}
+        if isinstance(node, Curve):
+            slopes = [self._shares(node.size), self.rng.standard_normal(node.size), np.zeros(node.size)]
+            return {side: self._pick(slopes) for side in ("below", "above")}
         if isinstance(node, Softmax):
             R, K = node.rows.shape
             if split and K > 1 and self.rng.random() < 0.4:
@@ -387,6 +445,11 @@ class Writer:
         useful = bool(self._steps_of(draft, "functions", (node.y, node.x)[keep].node))
         if self.rng.random() < (0.3 if useful else 0.9):
             return {"below": self._shares(node.size), "above": self._shares(node.size)}
+        if self.rng.random() < 0.4:
+            sides = [self._step_of(draft, number, "functions", view.node) for view in (node.x, node.y)]
+            N = int(self.rng.integers(1, 6))
+            pairs = self.rng.integers(0, [max(draft.length(n, "rows"), 1) for n in sides], (N, 2))
+            return {"left": sides[:1], "right": sides[1:], "pairs": pairs, "weight": self._shares(N)}
         kept, other = (node.x, node.y) if keep == 0 else (node.y, node.x)
         steps = [self._step_of(draft, number, "functions", other.node)]
         most = max(draft.length(steps[0], "rows"), 1)
@@ -577,8 +640,9 @@ class Draft:
             for holder in self.holders(number):
                 if type(holder.get("planes")) is int:
                     holder["planes"] = new(holder["planes"])
-                if isinstance(holder.get("functions"), list):
-                    holder["functions"] = [new(n) if type(n) is int else n for n in holder["functions"]]
+                for key in FUNCTIONS:
+                    if isinstance(holder.get(key), list):
+                        holder[key] = [new(n) if type(n) is int else n for n in holder[key]]
 
     def _from(self, number: int) -> None:
         if self.first is not None:
@@ -603,7 +667,7 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.rewrite_rules, 0.12),
     (Writer.double_planes, 0.04),
     (Writer.redirect, 0.06),
-    (Writer.leave_out, 0.04),
+    (Writer.leave_out, 0.08),
     (Writer.move_rule, 0.02),
     (Writer.move_steps, 0.08),
     (Writer.borrow, 0.08),

@@ -115,6 +115,7 @@ def show_table(
 
 
 def _report(study: AttentionStudy, out: Path | None, json_out: Path | None) -> None:
+    """Prints and writes what the study has found so far."""
     from ...report.tables import attention_table
 
     if not is_stdout(json_out):

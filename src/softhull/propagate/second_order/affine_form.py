@@ -54,14 +54,17 @@ class Basis:
 
     @property
     def size(self) -> int:
+        """The number of basis entries."""
         return self.map.shape[1]
 
     @property
     def noise(self) -> int:
+        """The number of noise symbols."""
         return self.map.shape[-1]
 
     @property
     def bytes(self) -> int:
+        """The memory it takes."""
         return self.map.nbytes
 
     def numbered(self) -> Tensor:
@@ -116,6 +119,7 @@ class Basis:
         return torch.cat((self.numbered(), torch.arange(first, first + count, device=self.map.device)))
 
     def take(self, instances: Tensor) -> Basis:
+        """The basis of some of the instances."""
         # One instance is shared, not copied: its map may be most of what is held.
         found = self.map.expand(len(instances), *self.map.shape[1:]) if len(self.map) == 1 else self.map[instances]
         return Basis(found, self.numbers)
@@ -133,6 +137,7 @@ class AffineForm:
     error: Tensor
 
     def take(self, instances: Tensor) -> AffineForm:
+        """The form of some of the instances."""
         slope = self.slope if self.slope.shape[0] == 1 else self.slope[instances]
         return AffineForm(self.centre[instances], slope, self.error[instances])
 

@@ -50,6 +50,7 @@ class Factors:
     metric: Tensor | None = None
 
     def take(self, instances: Tensor) -> Factors:
+        """The factors of some of the instances."""
         error, metric = (None if t is None else t[instances] for t in (self.error, self.metric))
         return replace(self, x=self.x.take(instances), y=self.y.take(instances), error=error, metric=metric)
 
@@ -103,6 +104,7 @@ class Forms:
 
     @property
     def basis(self) -> Basis:
+        """The basis that forms are written in at this point of the network."""
         return self.bases[self.current]
 
     def form(self, index: int) -> AffineForm:
@@ -208,9 +210,11 @@ class Forms:
         return radius + form.error + self.share(form.slope.shape[1]) * form.spread(self.basis)
 
     def share(self, operations: int) -> float:
+        """The relative error of so many operations in the dtype of the forms."""
         return share(operations, self.basis.map.dtype)
 
     def _collect(self, index: int) -> None:
+        """Keeps the forms of both factors of a product, and the errors of those that are probabilities."""
         node = self.graph.nodes[index]
         if not isinstance(node.operator, Bilinear):
             return
@@ -292,6 +296,7 @@ class Forms:
 
     @property
     def gauge(self) -> Gauge:
+        """How large quadratics in the current basis can get, worked out once."""
         if self._gauge is None:
             self._gauge = Gauge(self.basis, self.noise)
             self._metric = self._gauge.gram

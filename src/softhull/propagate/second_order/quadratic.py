@@ -30,9 +30,13 @@ class QuadraticBound:
 def quadratic_lower_bound(l: Any, B: Any, ball: Any = None, *, steps: int = 12) -> QuadraticBound:  # noqa: E741
     """Certified lower bound on ``l.eps + eps'B eps`` over ``eps`` in ``[-1, 1]^n``, batched, with its certificate.
 
-    ``l [..., n]``, ``B [..., n, n]`` (its symmetric part counts). ``ball``: a mask ``[n]`` of the noise that lies in
-    the unit l_2 ball, too. ``steps``: at most so many factorisations; 0 leaves the bound by absolute sums.
     NaN or overflow gives ``-inf``. Rounding is charged: the value holds for the numbers as given.
+
+    Args:
+        l (tensor [..., n]): The linear part.
+        B (tensor [..., n, n]): The quadratic part; its symmetric part counts.
+        ball (mask [n]): The noise that also lies in the unit l_2 ball.
+        steps: At most so many factorisations; 0 leaves the bound by absolute sums.
     """
     linear, B = (torch.as_tensor(part) for part in (l, B))
     dtype = torch.promote_types(linear.dtype, B.dtype)

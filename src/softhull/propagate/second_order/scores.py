@@ -35,6 +35,7 @@ class ScoreRows:
     basis: int
 
     def take(self, instances: Tensor) -> ScoreRows:
+        """The rows of some of the instances."""
         slope = self.slope if self.slope.shape[0] == 1 else self.slope[instances]
         remainder = self.remainder[0][instances], self.remainder[1][instances]
         differences = self.differences[0][instances], self.differences[1][instances]
@@ -84,6 +85,7 @@ class ProductScores:
 
     @staticmethod
     def of(forms: Forms, index: int) -> ProductScores:
+        """The logits of a softmax as affine forms, with the product behind them where there is one."""
         node = forms.graph.nodes[index]
         assert isinstance(node.operator, Softmax)
         axis = node.operator.axis

@@ -55,8 +55,8 @@ function drawBrackets(rows) {
       {
         labels: shown.map((row) => columns.index[row]),
         datasets: [
-          bar("clean to attack", "clean", "attack", faded(hue, 0.9)),
-          bar("attack to certified bound", "attack", "bound", faded(hue, 0.32)),
+          bar("unperturbed to attacked", "clean", "attack", faded(hue, 0.9)),
+          bar("attacked to certified bound", "attack", "bound", faded(hue, 0.32)),
         ],
       },
       {

@@ -62,7 +62,7 @@ function chart(key, type, data, options, height = 300) {
   queueMicrotask(() => {
     if (frame.isConnected) drawn.set(key, new Chart(canvas, settings));
   });
-  return frame;
+  return element("div", { class: "drawing" }, frame, pngButton(options.label, canvas));
 }
 
 Chart.defaults.font.family = "system-ui, sans-serif";

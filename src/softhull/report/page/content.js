@@ -26,7 +26,7 @@ function perturbation(task) {
 }
 
 function familyName(task) {
-  const asked = isScore(task.question) ? task.score : task.property === "all" ? null : task.property;
+  const asked = isScore(task.question) ? task.score : task.property === "all" ? null : propertyName(task);
   return [task.network, task.data, asked, perturbation(task)].filter(Boolean).join(" · ");
 }
 

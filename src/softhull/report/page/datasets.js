@@ -43,8 +43,8 @@ function datasetCharts(members, place) {
       {
         datasets: [
           line("certified", { fill: "+1" }),
-          line("attack", { borderDash: [6, 4] }),
-          line("clean", { borderColor: themeColour("soft"), borderDash: [2, 3] }),
+          line("attack", { borderDash: [6, 4], pointStyle: "triangle", pointRadius: 5 }),
+          line("clean", { borderColor: themeColour("soft"), borderDash: [2, 3], pointStyle: "crossRot", pointRadius: 5 }),
         ],
       },
       {
@@ -119,13 +119,8 @@ function setSizes(members) {
   const cells = known.map((each) => [each.eps, each.sets.plain, each.sets.robust, each.sets.boxes]);
   return element(
     "div",
-    { class: "scroll" },
+    {},
     element("p", { class: "hint" }, "Mean size of conformal prediction sets (1 − p of the label, 90 % coverage), half of the samples for calibration, 20 random splits."),
-    element(
-      "table",
-      {},
-      element("thead", {}, element("tr", {}, head.map((text) => element("th", {}, text)))),
-      element("tbody", {}, cells.map((row) => element("tr", {}, row.map((value) => element("td", {}, number(value)))))),
-    ),
+    plainTable("sizes of prediction sets", head, cells, (value) => number(value)),
   );
 }

@@ -1,6 +1,31 @@
 "use strict";
 
-const filter = { question: QUESTIONS[0], network: "", data: "", eps: "", method: "", verdict: "", text: "" };
+const NOTHING = { network: "", data: "", eps: "", method: "", verdict: "", score: "", text: "" };
+const filter = { question: QUESTIONS[0], ...NOTHING };
+
+// Filters live in the address behind the #: a link shows the same selection. What the page does not know is ignored.
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const question = given.get("question");
+  Object.assign(filter, { question: QUESTIONS.includes(question) ? question : QUESTIONS[0] }, NOTHING);
+  const here = tasks.filter((task) => task.question === filter.question);
+  const known = {
+    network: here.map((task) => task.network),
+    data: here.map((task) => task.data),
+    eps: here.map((task) => String(task.eps)),
+    method: here.map((task) => task.label),
+    score: here.map((task) => task.score),
+    verdict: verdicts,
+  };
+  for (const [name, values] of Object.entries(known)) if (values.includes(given.get(name))) filter[name] = given.get(name);
+  filter.text = (given.get("text") ?? "").slice(0, 200);
+}
+
+function writeAddress() {
+  const chosen = Object.entries(filter).filter(([name, value]) => value && !(name === "question" && value === QUESTIONS[0]));
+  const text = new URLSearchParams(chosen).toString();
+  if (text !== location.hash.slice(1)) history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+}
 
 function passes(row) {
   const task = taskOf(row);
@@ -61,7 +86,7 @@ function drawFilters(onchange) {
         class: "tab",
         "aria-pressed": String(question === filter.question),
         onclick: () => {
-          Object.assign(filter, { question, network: "", data: "", eps: "", method: "", verdict: "", score: "", text: "" });
+          Object.assign(filter, { question }, NOTHING);
           drawFilters(onchange);
           onchange();
         },
@@ -75,7 +100,7 @@ function drawFilters(onchange) {
       type: "button",
       id: "reset",
       onclick: () => {
-        Object.assign(filter, { network: "", data: "", eps: "", method: "", verdict: "", score: "", text: "" });
+        Object.assign(filter, NOTHING);
         drawFilters(onchange);
         onchange();
       },

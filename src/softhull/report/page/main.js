@@ -6,8 +6,12 @@ function drawAnswers() {
   document.getElementById("count").textContent =
     rows.length === here ? `${whole(here)} instances` : `${whole(rows.length)} of ${whole(here)} instances`;
   cardsShown = CARDS;
+  writeAddress();
+  drawEmpty(rows);
+  drawCards(rows);
   drawHeadline(rows);
   drawRadius(rows);
+  drawRadii(rows);
   drawDatasets(rows);
   drawBrackets(rows);
   drawScatter(rows);
@@ -16,6 +20,13 @@ function drawAnswers() {
   drawPictures(rows);
   drawInstances(rows);
 }
+
+addEventListener("hashchange", () => {
+  if (!SIZE) return;
+  readAddress();
+  drawFilters(onFilter);
+  drawAnswers();
+});
 
 let waiting = null;
 function onFilter(typing = false) {
@@ -51,8 +62,8 @@ document.getElementById("about").textContent = content.about;
 showTheme();
 drawReproduce();
 if (SIZE) {
-  drawCards();
   drawAlarm();
+  readAddress();
   drawFilters(onFilter);
   drawAnswers();
 } else {

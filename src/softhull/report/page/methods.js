@@ -5,7 +5,7 @@ const against = { x: null, y: null };
 // Bounds of one method against those of another, on the instances both answered.
 function drawScatter(rows) {
   const labels = methodsOf[filter.question];
-  if (labels.length < 2) return hideSection("scatter");
+  if (!rows.length || labels.length < 2) return hideSection("scatter");
   if (!labels.includes(against.x)) [against.x] = labels;
   if (!labels.includes(against.y) || against.y === against.x) against.y = labels.find((label) => label !== against.x);
   // A filter for one method must not hide the other half of the pairs.
@@ -36,7 +36,7 @@ function drawScatter(rows) {
     y: methodColour(against.y),
   };
   const parts = legends.map(([key, label]) => ({ key, label, data: points.filter((point) => kind(point) === key) }));
-  const what = score ? "certified bound on the score" : "certified margin";
+  const what = score ? "certified bound on the score" : "certified margin to the nearest class";
   const swap = (axisName) => (value) => {
     const other = axisName === "x" ? "y" : "x";
     if (against[other] === value) against[other] = against[axisName];
@@ -112,21 +112,22 @@ function drawCost(rows) {
   section(
     "cost",
     "Cost",
-    "CPU time of an instance, on a logarithmic scale. Instances worked on together share their time equally.",
+    "CPU time of an input, on a logarithmic scale. Inputs worked on together share their time equally.",
     chart(
       "cost",
       "line",
       { labels: edges.map((edge) => seconds(edge)), datasets },
       {
-        label: "Distribution of the CPU time of an instance",
+        label: "Distribution of the CPU time of an input",
         interaction: { mode: "index", intersect: false },
-        scales: { x: axis("CPU time of an instance"), y: axis("% of the instances", { beginAtZero: true }) },
+        scales: { x: axis("CPU time of an input"), y: axis("% of the inputs", { beginAtZero: true }) },
         legend: { position: "bottom" },
         tooltip: { label: (item) => ` ${item.dataset.label}: ${item.parsed.y.toFixed(1)} %` },
       },
       280,
     ),
     sortableTable({
+      name: "cost by method",
       columns: [
         { title: "method", value: ([label]) => label, show: ([label]) => methodName(label), left: true },
         statistic("median", median),
@@ -144,7 +145,7 @@ function drawDisagreements(rows) {
   const seen = new Set(rows.map((row) => siblingsOf(row)));
   const differing = [...seen].filter((group) => new Set(group.map(verdictOf)).size > 1);
   const labels = methodsOf[filter.question].filter((label) => differing.some((group) => group.some((row) => taskOf(row).label === label)));
-  if (isScore(filter.question) || methodsOf[filter.question].length < 2) return hideSection("disagreements");
+  if (!rows.length || isScore(filter.question) || methodsOf[filter.question].length < 2) return hideSection("disagreements");
   const verdictBy = (group, label) => {
     const row = group.find((one) => taskOf(one).label === label);
     return row === undefined ? null : verdictOf(row);
@@ -158,6 +159,7 @@ function drawDisagreements(rows) {
     ? `${whole(differing.length)} of ${whole(seen.size)} instances. ${remarks.join("; ")}${remarks.length ? "." : ""}`
     : `None: the methods agree on all ${whole(seen.size)} instances.`;
   const table = sortableTable({
+    name: "disagreements",
     columns: [
       { title: "network", value: (group) => taskOf(group[0]).network, left: true },
       { title: "radius", value: (group) => taskOf(group[0]).eps, show: (group) => number(taskOf(group[0]).eps) },

@@ -4,24 +4,38 @@ function card(value, text, kind = "") {
   return element("div", { class: `card ${kind}` }, element("strong", {}, value), element("span", {}, text));
 }
 
-function drawCards() {
-  const place = document.getElementById("cards");
-  const all = [...Array(SIZE).keys()];
-  const robust = all.filter((row) => !isScore(taskOf(row).question));
-  const scores = all.length - robust.length;
-  const cpu = columns.cpu.reduce((sum, value) => sum + value, 0);
-  const cards = [card(whole(SIZE), `instances in ${whole(tasks.length)} tasks`)];
-  if (robust.length) {
-    cards.push(card(percent(count(robust, "certified"), robust.length), `of ${whole(robust.length)} certified robust`, "certified"));
-    cards.push(card(percent(count(robust, "falsified"), robust.length), "falsified by an attack", "falsified"));
-    cards.push(card(percent(count(robust, "unknown"), robust.length), "unknown", "unknown"));
+// What the selection holds. Shares of verdicts and mean scores are shown for one task alone: one network, method and
+// radius; of several, the table below has a line for each.
+function drawCards(rows) {
+  const chosen = unique(rows.map((row) => columns.task[row])).map((number_) => tasks[number_]);
+  const several = (values, one, many) => {
+    const found = unique(values.filter((value) => value !== null));
+    return found.length ? [card(found.length === 1 ? String(found[0]) : whole(found.length), found.length === 1 ? one : many)] : [];
+  };
+  const cards = [
+    ...several(chosen.map((task) => task.network), "network", "networks"),
+    ...several(chosen.map((task) => task.label), "method", "methods"),
+    ...several(chosen.map((task) => task.eps), "radius", "radii"),
+    card(whole(unique(rows.map((row) => `${taskOf(row).data} ${columns.index[row]}`)).length), "inputs"),
+  ];
+  if (chosen.length === 1 && !filter.verdict && !filter.text) {
+    if (isScore(filter.question)) {
+      const sides = { clean: "mean score, unperturbed", attack: "mean score, attacked", bound: "mean score, certified" };
+      for (const [name, text] of Object.entries(sides)) cards.push(card(number(mean(rows.map((row) => columns[name][row]))), text, "bounded"));
+    } else {
+      for (const verdict of ["certified", "falsified", "unknown"]) cards.push(card(percent(count(rows, verdict), rows.length), VERDICT_WORDS[verdict], verdict));
+    }
   }
-  if (scores) cards.push(card(whole(count(all, "bounded")), "scores bounded", "bounded"));
-  const errors = count(all, "error");
+  const errors = count(rows, "error");
   if (errors) cards.push(card(whole(errors), "errors", "error"));
   if (content.unanswered) cards.push(card(whole(content.unanswered), "asked, not yet answered", "unknown"));
-  cards.push(card(seconds(cpu), "CPU time in all"));
-  place.replaceChildren(...cards);
+  cards.push(card(seconds(rows.reduce((sum, row) => sum + columns.cpu[row], 0)), "CPU time in all"));
+  document.getElementById("cards").replaceChildren(...cards);
+}
+
+function drawEmpty(rows) {
+  if (rows.length) return hideSection("empty");
+  section("empty", "Nothing passes these filters", "Change or reset the filters above to see answers again.");
 }
 
 function drawAlarm() {
@@ -37,7 +51,20 @@ function drawAlarm() {
   );
 }
 
+const VERDICT_WORDS = { certified: "certified: stays the class", falsified: "falsified: a counterexample", unknown: "undecided" };
+const SIDE_NAMES = {
+  false: { attack: "margin, attacked", bound: "margin, certified", clean: "margin, unperturbed" },
+  true: { attack: "score, attacked", bound: "score, certified", clean: "score, unperturbed" },
+};
+const sideName = (name) => SIDE_NAMES[isScore(filter.question)][name];
+
+// What is asked of a class, in words.
+function propertyName(task) {
+  return { all: "stays the class", "runner-up": "the runner-up never wins", targets: "no target class wins" }[task.property] ?? task.property ?? NONE;
+}
+
 function drawHeadline(rows) {
+  if (!rows.length) return hideSection("headline");
   const byTask = [...grouped(rows, (row) => columns.task[row])].map(([number_, members]) => ({ task: tasks[number_], rows: members }));
   const score = isScore(filter.question);
   const total = (item) => item.rows.length;
@@ -47,10 +74,10 @@ function drawHeadline(rows) {
     show: (item) => whole(count(item.rows, verdict)),
   });
   const average = (name) => ({
-    title: name,
+    title: sideName(name),
     value: (item) => mean(item.rows.map((row) => columns[name][row])),
     show: (item) => number(mean(item.rows.map((row) => columns[name][row]))),
-    hint: `Mean ${name} over the instances`,
+    hint: `Mean over the instances: ${sideName(name)}`,
   });
   const present = (verdict) => rows.some((row) => verdictOf(row) === verdict);
   const names = [
@@ -59,7 +86,7 @@ function drawHeadline(rows) {
     ...(score ? [{ title: "score", value: ({ task }) => task.score, left: true }] : []),
     { title: "radius", value: ({ task }) => task.eps, show: ({ task }) => number(task.eps) },
     { title: "method", value: ({ task }) => task.label, show: ({ task }) => methodName(task.label), left: true, wide: true },
-    { title: "instances", value: total, show: (item) => whole(total(item)) },
+    { title: "inputs", value: total, show: (item) => whole(total(item)) },
   ];
   const answers = score
     ? [average("clean"), average("attack"), average("bound")]
@@ -73,22 +100,23 @@ function drawHeadline(rows) {
         ...["certified", "falsified", "unknown", "misclassified"].map(of),
       ];
   const cost = {
-    title: "CPU, median",
+    title: "CPU per input, median",
     value: (item) => median(item.rows.map((row) => columns.cpu[row])),
     show: (item) => seconds(median(item.rows.map((row) => columns.cpu[row]))),
-    hint: "Median CPU time of an instance",
+    wide: true,
+    hint: "Median CPU time of an input; inputs worked on together share their time equally",
   };
   section(
     "headline",
     "At a glance",
     score
       ? "Means over the instances: the score of the input itself, the worst score an attack found, and the certified bound no perturbed input can pass."
-      : "One line per question and method. Certified: no perturbed input changes the class. Falsified: a counterexample was found and replayed.",
+      : "One line per network, radius and method. Certified: no perturbed input changes the class. Falsified: a counterexample was found and replayed.",
     sortableTable({
       columns: [...names, ...answers, ...(present("error") ? [of("error")] : []), cost],
       items: byTask,
       page: 100,
-      caption: "One line per task",
+      caption: "At a glance",
       stacked: true,
     }),
   );

@@ -33,8 +33,7 @@ function drawPicture({ shape, pixels }, text) {
 
 // What was added in warm, what was taken away in cold colours, the largest change at full strength.
 function drawChange(before, after) {
-  const change = after.pixels.map((value, place) => Math.abs(value - before.pixels[place]));
-  const largest = Math.max(1, change.reduce((a, b) => Math.max(a, b), 0));
+  const largest = largestChange(before, after);
   const at = (pixel, colours) => {
     let sum = 0;
     for (let c = 0; c < colours; c++) sum += after.pixels[colours * pixel + c] - before.pixels[colours * pixel + c];
@@ -46,14 +45,34 @@ function drawChange(before, after) {
   return canvasOf(before.shape, at, `change of the input, at most ${largest} of 255`);
 }
 
+function largestChange(before, after) {
+  return Math.max(1, before.pixels.reduce((most, value, place) => Math.max(most, Math.abs(after.pixels[place] - value)), 0));
+}
+
+// What the colours of a change mean, in steps of the 255 that black and white are apart.
+function changeScale(before, after) {
+  const largest = largestChange(before, after);
+  return element("div", { class: "scale" }, `−${largest}`, element("i"), `+${largest} of 255`);
+}
+
 function pictureStrip(row) {
   const [input, worst] = [inputPicture(row), worstPicture(row)];
   const figure = (drawing, text) => element("figure", {}, drawing, element("figcaption", {}, text));
   const strip = [];
-  if (input) strip.push(figure(drawPicture(input, "the input"), "input"));
-  if (worst) strip.push(figure(drawPicture(worst, "the worst input found"), verdictOf(row) === "falsified" ? "counterexample" : "worst found"));
+  const named = (text, number_) => (number_ === null || number_ === undefined ? text : `${text}: ${number_}`);
+  if (input) strip.push(figure(drawPicture(input, "the input"), named("input", columns.predicted[row])));
+  if (worst) strip.push(figure(drawPicture(worst, "the worst input found"), named(verdictOf(row) === "falsified" ? "counterexample" : "worst found", columns.new_class[row])));
   if (input && worst) strip.push(figure(drawChange(input, worst), "change"));
-  return strip.length ? element("div", { class: "strip" }, strip) : null;
+  if (!strip.length) return null;
+  const parts = [element("div", { class: "strip" }, strip)];
+  if (input && worst) parts.push(changeScale(input, worst));
+  return element("div", {}, parts);
+}
+
+// The class that a counterexample is taken for.
+function turned(row) {
+  const found = columns.new_class[row];
+  return found === null || found === columns.label[row] ? "" : ` → ${found}`;
 }
 
 function drawPictures(rows) {
@@ -70,7 +89,7 @@ function drawPictures(rows) {
       "button",
       { type: "button", class: "picture", onclick: () => showDetail(row) },
       pictureStrip(row),
-      element("span", {}, `input ${columns.index[row]}, label ${columns.label[row]}`, chip(verdictOf(row))),
+      element("span", {}, `input ${columns.index[row]}, label ${columns.label[row]}${turned(row)}`, chip(verdictOf(row))),
       element("small", {}, `${task.network}${task.score ? ` · ${task.score}` : ""} · ${number(task.eps)} · ${task.label}`),
     );
   });

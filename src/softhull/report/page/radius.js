@@ -27,22 +27,26 @@ function drawRadius(rows) {
       backgroundColor: methodColour(label),
       pointRadius: 4,
       borderWidth: 2,
+      clip: 8,
     }));
-    const dashed = (label, data, dash) => ({
+    const dashed = (label, data, dash, pointStyle, colour) => ({
       label,
       data,
-      borderColor: themeColour("soft"),
-      backgroundColor: themeColour("soft"),
+      borderColor: themeColour(colour),
+      backgroundColor: themeColour(colour),
       borderDash: dash,
       borderWidth: 1.5,
-      pointRadius: 2,
-      pointStyle: "line",
+      pointRadius: 5,
+      pointStyle,
+      clip: 8,
     });
     const average = (name) => along(members, (here) => mean(here.map((row) => columns[name][row])));
-    if (score) lines.push(dashed("attack", average("attack"), [6, 4]), dashed("clean", average("clean"), [2, 3]));
-    else if (!filter.verdict) lines.push(dashed("not falsified", along(members, ceiling), [6, 4]));
+    if (score) {
+      lines.push(dashed("attacked", average("attack"), [6, 4], "triangle", "falsified"));
+      lines.push(dashed("unperturbed", average("clean"), [2, 3], "crossRot", "soft"));
+    } else if (!filter.verdict) lines.push(dashed("not falsified", along(members, ceiling), [6, 4], "triangle", "soft"));
     const task = taskOf(members[0]);
-    const what = score ? `mean ${task.score}` : "certified, % of the instances";
+    const what = score ? `mean ${task.score}` : "certified, % of the inputs";
     return chart(
       `radius ${place}`,
       "line",

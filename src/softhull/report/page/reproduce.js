@@ -13,7 +13,7 @@ function drawReproduce() {
       element(
         "summary",
         {},
-        `${QUESTION_NAMES[task.question] ?? task.question}: ${task.network}${task.score ? ` · ${task.score}` : ""} · radius ${task.eps} · ${task.label}`,
+        `${QUESTION_NAMES[task.question] ?? task.question}: ${task.network}${task.score ? ` · ${task.score}` : ""} · radius ${number(task.eps)} · ${task.label}`,
       ),
       element(
         "dl",
@@ -26,31 +26,15 @@ function drawReproduce() {
       ),
     ),
   );
-  const runs = content.runs.map((run) =>
-    element(
-      "tr",
-      {},
-      element("td", { class: "left" }, run.began),
-      element("td", { class: "left" }, run.ended ?? "not ended"),
-      element("td", { class: "left" }, run.version),
-      element("td", { class: "left wrap" }, element("code", {}, run.command)),
-    ),
-  );
   section(
     "reproduce",
     "To reproduce",
     "Every task with its settings, the hashes of its networks and the version that answered it; then the runs that filled the store.",
     element("div", { class: "tasks" }, details),
     element("h3", {}, "Runs"),
-    element(
-      "div",
-      { class: "scroll" },
-      element(
-        "table",
-        {},
-        element("thead", {}, element("tr", {}, ["began", "ended", "softhull", "command"].map((name) => element("th", { class: "left" }, name)))),
-        element("tbody", {}, runs),
-      ),
+    plainTable("runs", ["began", "ended", "softhull", "command"], content.runs.map((run) => [run.began, run.ended ?? "not ended", run.version, run.command]), (value, place) =>
+      place === 3 ? element("code", { class: "wrap" }, value) : value,
+      4,
     ),
   );
   document.getElementById("footer").replaceChildren(

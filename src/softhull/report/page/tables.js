@@ -4,7 +4,7 @@ const PAGE = 25;
 
 // A table sorted by a click on a heading, one page at a time. Columns: {title, value(item), show(item), left, hint, wide}.
 // On a phone a stacked table shows every line as a block, the wide cells across it.
-function sortableTable({ columns: fields, items, sort = null, descending = false, onclick = null, page = PAGE, caption, stacked = false }) {
+function sortableTable({ name = "", columns: fields, items, sort = null, descending = false, onclick = null, page = PAGE, caption, stacked = false }) {
   const state = { sort, descending, first: 0 };
   const body = element("tbody");
   const head = element("tr");
@@ -85,5 +85,13 @@ function sortableTable({ columns: fields, items, sort = null, descending = false
   draw();
   const table = element("table", { class: stacked ? "stack" : "" }, element("caption", {}, caption ?? ""), element("thead", {}, head), body);
   if (!caption) table.firstChild.remove();
-  return element("div", { class: "tabular" }, element("div", { class: "scroll", tabIndex: 0, role: "group" }, table), pager);
+  const title = name || caption || "table";
+  const csv = () => csvText(fields.map((field) => field.title), order.map((item) => fields.map((field) => field.value(item))));
+  return element(
+    "div",
+    { class: "tabular" },
+    element("div", { class: "scroll", tabIndex: 0, role: "group", "aria-label": title }, table),
+    pager,
+    csvButton(title, csv),
+  );
 }
