@@ -56,9 +56,11 @@ package: install
 bench: install
 	$(BIN)/python -m benchmarks
 
-# Models of torch, transformers and timm by their default exports; rewrites the table in docs/models.md.
+# Models of torch, transformers and timm by their default exports; rewrites the table in docs/models.md. timm comes
+# without torchvision, which it needs for data sets only and whose wheel does not load beside the CPU wheel of torch.
 models: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[models]'
+	$(BIN)/python -m pip install --quiet --no-deps 'timm>=1.0'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks models
 
 clean:

@@ -14,7 +14,7 @@ import torch
 from softhull.branch.loop import Search
 from softhull.propagate.methods import Branch
 
-from ..branch.cells import check_tree, random_margin, random_score
+from ..branch.cells import check_tree, random_inner, random_margin, random_score
 from ..checker.forgery.search import Tally as Forgeries
 from ..checker.forgery.search import one_round
 from ..formats.differential.compare import compare, summary
@@ -94,7 +94,10 @@ def trees(seed: int, count: int) -> int:
     """Searches on random small networks; returns how many left points out, were too high, or did not end."""
     wrong = 0
     for number in range(seed, seed + count):
-        problem = (random_score if number % 2 else random_margin)(number)
+        # Cuts inside a network cut no attention: there the loop may end before the bound is near.
+        inner = number % 4 == 3
+        kind = ("relu", "leaky", "tanh", "attention")[number // 4 % 4]
+        problem = random_inner(number, kind) if inner else (random_margin if number % 2 else random_score)(number)
         x = problem.points(number)
         least = float(problem.objective(x).min())
         search = Search(problem.bounds, Branch(seconds=60, nodes=20_000), [least - 1e-3])
@@ -102,7 +105,7 @@ def trees(seed: int, count: int) -> int:
             search.run()
         try:
             check_tree(problem, search.roots[0], x)
-            assert not search.left(0), f"{search.left(0)} cells left"
+            assert not search.left(0) or (inner and kind == "attention"), f"{search.left(0)} cells left"
         except AssertionError as problem_found:
             wrong += 1
             print(f"seed {number}: {problem_found}", flush=True)

@@ -202,7 +202,7 @@ def test_many_instances_are_worked_on_in_parts(monkeypatch):
     [
         ({"method": "dual"}, ModelError, "neither affine nor entrywise; this method takes feedforward .*'auto'"),
         ({"bound": "er/lse"}, InvalidInput, "one bound for both sides"),
-        ({"bound": "soft"}, InvalidInput, "no lower bound"),
+        ({"bound": "soft"}, InvalidInput, "unknown bound"),
         ({"label": [0, 3]}, InvalidInput, "label 3 of instance 1 is out of range"),
     ],
 )

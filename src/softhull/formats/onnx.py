@@ -36,6 +36,7 @@ from .onnx_rules import RULES, Value
 LARGEST_FILE = 2 << 30  # protobuf itself reads no more
 MOST_NODES = 50_000
 
+RECURRENT = "write the steps out with cells, as nn.LSTMCell in a loop"
 OLDEST_OPSET = 7  # before, broadcasting was an attribute; runtimes promise nothing about it
 UNUSUAL = 2.0**100  # larger than any limit that is meant
 
@@ -197,7 +198,12 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
             arguments = [values[argument] for argument in node.input]
             if any(isinstance(argument, int) for argument in arguments):
                 if node.op_type not in RULES:
-                    raise ModelError("this operator is not supported")
+                    advice = (
+                        RECURRENT
+                        if node.op_type in ("GRU", "LSTM", "RNN")
+                        else "`softhull operators` lists those that are"
+                    )
+                    raise ModelError(f"this operator is not supported; {advice}")
                 results = RULES[node.op_type].apply(node, arguments, builder, opset, dtypes)
             else:
                 results = constants.fold(node, arguments)

@@ -368,8 +368,9 @@ def _guard(context: Context, condition: int, a: Value, b: Value) -> Value:
     node = context.graph.nodes[condition] if condition >= 0 else None
     if node is None or not isinstance(node.operator, Undefined) or node.inputs != (b,):
         raise ModelError("its condition depends on the network input; only where(isnan(p), 0, p) is supported")
-    if isinstance(a, int) or bool(real(a).any()) or shape_of(context.graph, a) not in ((), (1,)):
-        raise ModelError("what stands for a missing number must be a single 0")
+    shape = context.graph.shape(variable(b))
+    if isinstance(a, int) or bool(real(a).any()) or broadcast(shape_of(context.graph, a), shape) != shape:
+        raise ModelError("what stands for a missing number must be 0")
     return context.graph.add(Guard(), variable(b))
 
 
