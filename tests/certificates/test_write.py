@@ -218,8 +218,8 @@ def test_false_claims_get_no_certificate() -> None:
 
 
 def test_operators_that_are_not_covered(tmp_path: Path) -> None:
-    model = save(tmp_path / "m.onnx", [helper.make_node("Sin", ["x"], ["y"])], {}, [1, 2])
-    with pytest.raises(ModelError, match=r"Sin\): not covered"):
+    model = save(tmp_path / "m.onnx", [helper.make_node("Acosh", ["x"], ["y"])], {}, [1, 2])
+    with pytest.raises(ModelError, match=r"Acosh\): not covered"):
         class_certificate(model, np.zeros(2), 0, Perturbation(0.1))
 
 
@@ -248,21 +248,6 @@ def test_uncertainty_writes_certificates(tmp_path: Path) -> None:
     assert "1 certificates in" in found.output
     named = [part for model in models for part in ("--model", model)]
     assert run("check", tmp_path / "c" / "certificate-00003.npz", *named, "--data", DIGITS).exit_code == 0
-
-
-def test_missing_certificates_are_named(tmp_path: Path) -> None:
-    """What is certified but not covered by the checker is said so, in the output and in the records."""
-    nodes = [helper.make_node("ReduceSumSquare", ["x"], ["h"], axes=[1]), helper.make_node("MatMul", ["h", "w"], ["y"])]
-    model = save(tmp_path / "m.onnx", nodes, {"w": np.array([[1, -1]], np.float32)}, [1, 2])
-    np.savez(tmp_path / "d.npz", x=np.array([[1.0, 0.0]]), y=np.array([0]))
-    where = ("--data", tmp_path / "d.npz", "--eps", 0.1, "--certificates", tmp_path / "c")
-    found = run("verify", model, *where, "--json", tmp_path / "o.json")
-    assert found.exit_code == 0, found.output
-    assert "no certificate for 0: " in found.output
-    (record,) = json.loads((tmp_path / "o.json").read_text())["instances"]
-    assert record["verdict"] == "certified"
-    assert record["certificate"] is None
-    assert "ReduceSumSquare" in record["no_certificate"]
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -227,8 +227,8 @@ def _certify(
     for record in with_progress(certified, len(certified), "certificates"):
         x = fit_inputs(network, dataset.take([record.index])).numpy()
         rivals = list(targets) if prop == "targets" else _runner_up(network, x) if prop == "runner-up" else None
-        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index, record, network
-        folder.keep(record.index, partial(class_certificate, *given))
+        given = file, x[0], int(dataset.y[record.index]), perturbation, rivals, record.index
+        folder.keep(record.index, partial(class_certificate, *given, run=record, network=network))
 
 
 def _runner_up(network: Network, x: Any) -> list[int]:
