@@ -56,6 +56,7 @@ def _mean_square(operator: InverseDeviation, bounds: LinearBounds, index: int) -
 
 
 def _walked(operator: InverseDeviation, bounds: LinearBounds, index: int) -> Interval:
+    """The range of the mean square by one walk for every row and side, met with that over the box."""
     node = bounds.graph.nodes[index]
     before = node.inputs[0]
     lower, upper = bounds.interval(before)
@@ -132,6 +133,8 @@ class Shadow:
     moving: Tensor
 
     def take(self, instances: Tensor) -> Shadow:
+        """The functions of some instances, in the order given."""
+
         def some(t: Tensor) -> Tensor:
             return t if t.shape[0] == 1 else t[instances]
 
@@ -151,6 +154,7 @@ def shadow(bounds: LinearBounds, index: int) -> Shadow | None:
 
 
 def _found(bounds: LinearBounds, index: int) -> Shadow | None:
+    """The functions by a walk for every entry; None where they do not fit."""
     region, shape = bounds.region, bounds.graph.shape_of(index)
     moving = (region.upper > region.lower).flatten(1).any(0).nonzero()[:, 0]
     entries = math.prod(shape)

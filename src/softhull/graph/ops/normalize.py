@@ -30,9 +30,11 @@ class InverseDeviation(Operator):
 
     @property
     def dims(self) -> tuple[int, ...]:
+        """The axes, counted with the dimension of instances."""
         return tuple(axis + 1 for axis in self.axes)
 
     def count(self, z: Tensor) -> int:
+        """How many entries one row has."""
         return math.prod(z.shape[dim] for dim in self.dims)
 
     def shape(self, *shapes: Shape) -> Shape:
