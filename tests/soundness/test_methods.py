@@ -19,7 +19,7 @@ from softhull.regions import Perturbation, Region
 from softhull.verify.uncertainty import verify_uncertainty
 
 from .exact import values
-from .methods import WAYS, check_margins, check_scores, exact_score, probabilities
+from .methods import WAYS, check_margins, check_scores, exact_score, method_round, probabilities
 from .networks import random_transformer
 from .planes import Tally
 
@@ -40,6 +40,14 @@ def test_no_score_is_better_than_the_truth() -> None:
     for seed in range(6):
         found.merge(check_scores(np.random.default_rng(seed)))
     assert found.checks > 20
+    assert not found.violations, found.wrong
+
+
+@pytest.mark.parametrize("seed", [2510])
+def test_networks_that_once_failed(seed: int) -> None:
+    """2510: a normalised network over a region of one point, where no input moves."""
+    found = method_round(seed)
+    assert found.checks
     assert not found.violations, found.wrong
 
 

@@ -208,7 +208,8 @@ def _combined(bounds: LinearBounds, index: int, C: Tensor, axes: tuple[int, ...]
     def by_rows(t: Tensor) -> Tensor:
         """``[..., *shape]`` as ``[..., rows, d]``."""
         lead = t.ndim - len(shape)
-        return t.permute(*range(lead), *(lead + i for i in order)).reshape(*t.shape[:lead], rows, -1)
+        moved = t.permute(*range(lead), *(lead + i for i in order))
+        return moved.reshape(*t.shape[:lead], rows, math.prod(shape) // rows)  # named: where no input moves, n is 0
 
     def lines(t: Tensor) -> Tensor:
         """``[B, entries, n]`` as ``[B, rows, d, n]``."""
