@@ -35,6 +35,9 @@ BOXES = [
     (1e12, 1e12),
     (1e-12, 1e-12),
     (3.0, 0.1),
+    (1e19, 1e19),  # squares overflow in float32
+    (1e154, 1e154),  # and in float64
+    (1e200, 1e200),
 ]
 
 
@@ -63,6 +66,8 @@ def inverse(z: np.ndarray) -> np.ndarray:
 def test_intervals_and_planes_hold(half, centre, d, dtype):
     rng = np.random.default_rng(d)
     lower, upper = box(rng, half, centre, d, dtype)
+    if not (lower.isfinite() & upper.isfinite()).all():
+        pytest.skip("no box of this dtype")
     z = points(rng, lower, upper)
     r, y = inverse(z), z * inverse(z)
     operator = InverseDeviation((0,), EPSILON)

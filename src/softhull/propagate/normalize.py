@@ -76,8 +76,8 @@ def _walked(operator: InverseDeviation, bounds: LinearBounds, index: int) -> Int
         cost = bounds.share(1)
         below = below + offsets[0] - cost * (below.abs() + offsets[0].abs())
         above = above + offsets[1] + cost * (above.abs() + offsets[1].abs())
-        low[part] = torch.maximum(low[part], below)
-        high[part] = torch.minimum(high[part], above)
+        low[part] = torch.maximum(low[part], torch.where(below.isnan(), -math.inf, below))
+        high[part] = torch.minimum(high[part], torch.where(above.isnan(), math.inf, above))
     low, high = (end.T.reshape(-1, *node.shape) for end in (low, high))
     return torch.minimum(low, high).clamp(min=0), torch.maximum(low, high).clamp(min=0)
 

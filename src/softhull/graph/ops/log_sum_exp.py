@@ -48,7 +48,9 @@ class LogSumExp(Operator):
         least, most = (self.value(end) for end in inputs[0])
         cost = share(self._count(inputs[0][0]), least.dtype)
         low, high = (cost * (1 + end.abs().amax(self._dims, keepdim=True)) for end in inputs[0])
-        return (least - low).nan_to_num(nan=-math.inf), (most + high).nan_to_num(nan=math.inf)
+        ends = (least - low, -math.inf), (most + high, math.inf)
+        lower, upper = (end.nan_to_num(unknown, math.inf, -math.inf) for end, unknown in ends)
+        return lower, upper
 
     def _count(self, x: Tensor) -> int:
         return math.prod(x.shape[dim] for dim in self._dims)

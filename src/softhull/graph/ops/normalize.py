@@ -53,7 +53,9 @@ class InverseDeviation(Operator):
         least = torch.where((lower <= 0) & (upper >= 0), 0.0, torch.minimum(a, b)).mean(self.dims, keepdim=True)
         most = torch.maximum(a, b).mean(self.dims, keepdim=True)
         cost, tiny = self.cost(lower), underflow(lower.dtype)
-        return (least * (1 - cost) - tiny).nan_to_num(0.0).clamp(min=0), (most * (1 + cost) + tiny).nan_to_num(math.inf)
+        # A sum that overflows says nothing below and is unbounded above.
+        least, most = least * (1 - cost) - tiny, most * (1 + cost) + tiny
+        return least.nan_to_num(0.0, 0.0).clamp(min=0), most.nan_to_num(math.inf, math.inf)
 
     def of_mean_square(self, least: Tensor, most: Tensor) -> Interval:
         """The range of the operator for mean squares in an interval."""
@@ -99,9 +101,11 @@ class InverseDeviation(Operator):
             (slope.abs() * torch.maximum(lower.abs(), upper.abs())).sum(self.dims, keepdim=True) + offset.abs()
             for slope, offset in ((squares.above, squares.above_offset), (squares.below, squares.below_offset))
         ]
-        count = share(2 * self.count(lower) + 16, lower.dtype)
-        below_offset = below_offset - cost * root - count * tangent.abs() * (sizes[0] + reach)
-        above_offset = above_offset + cost * high_r + count * chord.abs() * (sizes[1] + reach)
+        count, tiny = share(2 * self.count(lower) + 16, lower.dtype), underflow(lower.dtype)
+        # Slopes of r at huge mean squares, and what they are multiplied by, may be less than any number of this dtype.
+        widest = 1 + torch.maximum(lower.abs(), upper.abs()).sum(self.dims, keepdim=True)
+        below_offset = below_offset - cost * root - (count * tangent.abs() + tiny) * (sizes[0] + reach) - tiny * widest
+        above_offset = above_offset + cost * high_r + (count * chord.abs() + tiny) * (sizes[1] + reach) + tiny * widest
         below, above = tangent * squares.above, chord * squares.below
         good = below_offset.isfinite() & (below.abs().sum(self.dims, keepdim=True) < math.inf)
         well = above_offset.isfinite() & (above.abs().sum(self.dims, keepdim=True) < math.inf)
@@ -133,7 +137,7 @@ class Normalized(Product):
         cost, tiny = inverse.cost(lower), underflow(lower.dtype)
         # What is subtracted again may leave nothing but rounding, which is charged with all that was added up.
         few = (others[0] - least - cost * others[0] - tiny).nan_to_num(0.0).clamp(min=0)
-        many = (others[1] - most + cost * others[1] + tiny).nan_to_num(math.inf)
+        many = (others[1] - most + cost * others[1] + tiny).nan_to_num(math.inf, math.inf)
 
         def at(z: Tensor, rest: Tensor) -> Tensor:
             return (z * ((z.square() + rest) / d + self.epsilon).rsqrt()).nan_to_num(0.0)
@@ -144,8 +148,8 @@ class Normalized(Product):
         limit = math.sqrt(d) * (1 + cost)
         low, high = low - cost * low.abs() - tiny, high + cost * high.abs() + tiny
         # An end that overflowed on the way says nothing; the limit always holds.
-        low = torch.where(lower.square().isfinite(), low, torch.where(lower > 0, 0.0, -limit))
-        high = torch.where(upper.square().isfinite(), high, torch.where(upper < 0, 0.0, limit))
+        low = torch.where((a + few).isfinite(), low, torch.where(lower > 0, 0.0, -limit))
+        high = torch.where((b + few).isfinite(), high, torch.where(upper < 0, 0.0, limit))
         plain = super().interval(*inputs)
         low = torch.maximum(low, plain[0].nan_to_num(-math.inf)).clamp(-limit, limit)
         high = torch.minimum(high, plain[1].nan_to_num(math.inf)).clamp(-limit, limit)

@@ -102,6 +102,7 @@ def _bounded_again(second: SecondOrderBounds, index: int, chosen: Tensor) -> Sec
         units.scatter_(1, entry[:, None], sign)
         never = lower.new_full((len(entry),), math.inf)
         low = second.lower(units.reshape(-1, *shape), instance, _STEPS, never, index=index)
+        low = torch.where(low.isnan(), -math.inf, low)
         old = end[instance, entry]
         end[instance, entry] = torch.maximum(old, low) if sign > 0 else torch.minimum(old, -low)
     lower, upper = torch.minimum(lower, upper), torch.maximum(lower, upper)
