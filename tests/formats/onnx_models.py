@@ -243,14 +243,14 @@ CASES = (
         "layer normalisation",
         (2, 4),
         lambda b: b.op("LayerNormalization", "x", b.const(weights(4)), b.const(weights(4))),
-        "Centre Square Sum Scale Rsqrt Product Scale",
+        "Centre InverseDeviation Normalized Scale",
     ),
     Case(
         "layer normalisation over two axes",
         (2, 3, 4),
         lambda b: b.op("LayerNormalization", "x", b.const(weights(3, 4)), axis=1),
     ),
-    Case("layer normalisation by hand", (2, 4), _layer_norm_by_hand, "Centre Square Sum Scale Rsqrt Product Scale"),
+    Case("layer normalisation by hand", (2, 4), _layer_norm_by_hand, "Centre InverseDeviation Normalized Scale"),
     Case(
         "batch normalisation",
         (1, 3, 2),

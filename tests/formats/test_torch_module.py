@@ -49,7 +49,7 @@ def test_transformer():
     kinds = [row.operator for row in describe(network)]
     assert kinds.count("Softmax") == 1
     assert kinds.count("Gelu") == 1
-    assert kinds.count("Rsqrt") == 2
+    assert kinds.count("Normalized") == 2
     assert_sound(network.graph, seed=1, radius=0.01)
 
 

@@ -257,7 +257,7 @@ NAME = "\x1b[2J[bold]accepted[/bold]\u202e"
 def test_words_of_a_store_are_shown_and_not_obeyed(folder: Path, arguments: list[str]) -> None:
     """Neither by the terminal nor by the table, which knows a markup of its own."""
     store = _changed(folder, "UPDATE tasks SET network = ?, data = ?", NAME, NAME)
-    shown = call(arguments[0], store, *arguments[1:]).stdout
+    shown = call(arguments[0], store, *arguments[1:]).output
     assert r"\x1b[2J[bold]accepted[/bold]\u202e" in shown
     assert "\x1b" not in shown
     assert "\u202e" not in shown

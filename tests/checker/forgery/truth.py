@@ -22,6 +22,7 @@ from onnx import numpy_helper
 from .networks import Instance
 
 BITS = 250  # of the ball arithmetic
+HUGE = 1e100  # inputs from here on may overflow on their way
 NEAR = 1e-9  # claims this close to a value in floating point are decided in ball arithmetic
 
 Values = dict[str, np.ndarray]  # by "number of the model:tensor"
@@ -70,7 +71,9 @@ def _rows(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) ->
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # a logit of +inf makes no numbers
-        powers = np.exp(x if x.dtype == object else x - x.max(axis, keepdims=True))
+        exact = x.dtype == object
+        top = (x.astype(np.float64) if exact else x).max(axis, keepdims=True)
+        powers = np.exp(x - to_ball(np.where(np.isfinite(top), top, 0.0)) if exact else x - top)
         return np.asarray(powers / powers.sum(axis, keepdims=True))
 
 
@@ -96,7 +99,10 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
         windows = np.stack([padded[..., i : i + v[1].shape[2]] for i in range(padded.shape[2] - v[1].shape[2] + 1)], 2)
         return np.asarray((windows[:, None] * v[1][None, :, :, None]).sum((2, 4)) + v[2][:, None])
     if kind == "MaxPool":
-        padded, size = _padded(v[0], attributes["pads"], number(-1024.0)), attributes["kernel_shape"][0]
+        size = attributes["kernel_shape"][0]
+        # Every window with padding has the entry at that end, too: repeated, it stands for -inf.
+        before, behind = attributes["pads"]
+        padded = np.concatenate((*[v[0][..., :1]] * before, v[0], *[v[0][..., -1:]] * behind), -1)
         columns = [padded[..., i : padded.shape[2] - size + 1 + i] for i in range(size)]
         return np.asarray(functools.reduce(lambda a, c: a + _relu(c - a), columns))
     return np.asarray(
@@ -208,6 +214,11 @@ class Pool:
             with ctx.workprec(BITS):
                 self._exact[point] = self._evaluate(to_ball(self.at[point]))
         return self._exact[point]
+
+    def no_number(self) -> bool:
+        """Whether an output is none. Inputs whose exponentials leave even ball arithmetic show nothing of the kind."""
+        wrong = np.isnan(self.floats["0::probabilities"]).any(1) & (np.abs(np.stack(self.at)).max(1) < HUGE)
+        return any(not v.is_finite() for p in np.flatnonzero(wrong)[:3].tolist() for v in self.exact(p)["0::logits"])
 
     def gap(self, claims: Claims) -> float:
         """How far bounds are, on average, from the least value that is attained at the points."""
@@ -328,7 +339,7 @@ class Truth:
     def false_property(self, pool: Pool, claim: Mapping[str, Any]) -> str | None:
         """Whether the conclusion fails somewhere."""
         label = int(claim["label"])
-        if np.isnan(pool.floats["0::probabilities"]).any():
+        if pool.no_number():
             return "an output that is no number"
         if claim["kind"] == "class":
             K = pool.floats["0::logits"].shape[1]

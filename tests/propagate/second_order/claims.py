@@ -72,7 +72,7 @@ def _fits(second, instance, generator):
     for i, scores in forms.scores.items():
         node = forms.graph.nodes[i]
         axis = node.operator.axis
-        if node.shape[axis] - 1 in CELLS:
+        if node.shape[axis] - 1 in CELLS and node.operator.mask is None:  # others are not fitted
             A = torch.randn((len(instance), *node.shape), generator=generator, dtype=noise.dtype)
             basis = forms.bases[scores.basis].take(instance)
             yield i, A, FittedRows(A, axis, scores.take(instance), basis.values(noise))
