@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,25 @@ LARGEST_FILE = 1 << 30  # bytes
 LARGEST_NODE = 1 << 22  # weights of one operator, or scalar products
 LARGEST_NETWORK = 1 << 24  # the same over all operators
 MOST_DIMENSIONS = 16
+NODE = 64  # numbers that a node takes beside its own
 LATEST = 25  # the last operator set that the rules were compared with
+
+# Attributes that say yes or no. What another number than 0 and 1 says, runtimes do not agree on.
+FLAGS = frozenset(
+    [
+        "allowzero",
+        "ceil_mode",
+        "count_include_pad",
+        "interleaved",
+        "is_causal",
+        "keepdims",
+        "noop_with_empty_axes",
+        "storage_order",
+        "training_mode",
+        "transA",
+        "transB",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +153,14 @@ class Softmax:
     def outputs(self) -> Entries:
         """The rows of its own entries."""
         return Entries(self.rows.at, self.size)
+
+    @cached_property
+    def hides(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether a mask hides it, for every place."""
+        found = np.zeros(self.size, dtype=np.bool_)
+        if self.hidden is not None:
+            found[self.hidden.at] = True
+        return found
 
 
 @dataclass(frozen=True)
@@ -254,7 +281,7 @@ class Networks:
     def add(self, node: Node, shape: Sequence[int]) -> View:
         """Adds a node and returns the view of its output; refused where the network gets too large."""
         self._follow_masks(len(self.nodes), node)
-        self.spend(node.weights.size if isinstance(node, Linear) else node.size)
+        self.spend(NODE + (node.weights.size if isinstance(node, Linear) else node.size))
         self.spend(node.out.size if isinstance(node, Product) else 0)
         self.nodes.append(node)
         return self.whole(len(self.nodes) - 1).moved(lambda index: index.reshape(shape))
@@ -361,6 +388,8 @@ class _Reader:
             attributes[attribute.name] = onnx.helper.get_attribute_value(attribute)
             if attribute.type == AttributeProto.FLOAT and not math.isfinite(attributes[attribute.name]):
                 raise ModelError(f"attribute {quoted(attribute.name)} is no finite number")
+            if attribute.name in FLAGS and attributes[attribute.name] not in (0, 1):
+                raise ModelError(f"attribute {quoted(attribute.name)} is neither 0 nor 1")
         names = list(node.input)
         while names and not names[-1]:  # left out
             names.pop()
@@ -485,12 +514,16 @@ class _Reader:
         if len(names) > MOST_DIMENSIONS:
             raise ModelError(f"more than {MOST_DIMENSIONS} dimensions")
         _limit(math.prod(sizes[n] for n in names))
-        grid = dict(zip(names, np.indices([sizes[n] for n in names]).reshape(len(names), -1)))
+        grid = [sizes[n] for n in names]
 
         def flat(labels: Sequence[int]) -> Indices:
-            strides = [math.prod(sizes[n] for n in labels[i + 1 :]) for i in range(len(labels))]
-            zero = np.zeros(math.prod(sizes[n] for n in names), dtype=np.int64)
-            return sum((grid[n] * s for n, s in zip(labels, strides) if n >= 0), start=zero)
+            """The place in a tensor with these labels, for every point of the grid."""
+            found, stride = np.zeros(grid, dtype=np.int64), 1
+            for label in reversed(labels):
+                if label >= 0:
+                    found += (np.arange(sizes[label]) * stride).reshape([-1 if n == label else 1 for n in names])
+                stride *= sizes[label]
+            return found.ravel()
 
         shape = [sizes[n] for n in out]
         o, i, j = flat(out), flat(x_labels), flat(y_labels)

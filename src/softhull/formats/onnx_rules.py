@@ -52,6 +52,28 @@ MANY = 1 << 31
 MOST_AXES = 64
 
 
+# Attributes that say yes or no. What another number than 0 and 1 says, runtimes do not agree on.
+FLAGS = frozenset(
+    [
+        "allowzero",
+        "antialias",
+        "ceil_mode",
+        "count_include_pad",
+        "exclude_outside",
+        "interleaved",
+        "is_causal",
+        "keepdims",
+        "noop_with_empty_axes",
+        "saturate",
+        "spatial",
+        "storage_order",
+        "training_mode",
+        "transA",
+        "transB",
+    ]
+)
+
+
 @dataclass(frozen=True)
 class Context:
     """What a rule works with besides its inputs: attributes hold the defaults of the version in force."""
@@ -121,6 +143,8 @@ class Rule:
             if attribute.type != kind or attribute.ref_attr_name:
                 raise ModelError(f"the attribute {attribute.name!r} is of the wrong type")
             found[attribute.name] = onnx.helper.get_attribute_value(attribute)
+            if attribute.name in FLAGS and found[attribute.name] not in (0, 1):
+                raise ModelError(f"the attribute {attribute.name!r} is neither 0 nor 1")
         missing = [name for name, entry in schema.attributes.items() if entry.required and name not in found]
         if missing:
             raise ModelError(f"the attribute {missing[0]!r} is missing")
