@@ -316,7 +316,7 @@ class _Check:
         both = [(view, np.concatenate((r, -r))[wanted]) for view, r in start]
         found = self.known.lower_bounds(both, self._rules(step), bool(step.get("stops", False)))
         for row, value, claimed in zip(wanted.tolist(), found, sides[wanted].tolist()):
-            if not (value.is_finite() and value >= arb(claimed)):  # an infinity is what is left of an unknown bound
+            if not proves(value, claimed):
                 side, place = ("lower", row) if row < len(rows) else ("upper", row - len(rows))
                 raise Refused(
                     f"{side} bound of row {place} does not follow: {claimed!r} claimed, {value.str(8)} proved"
@@ -345,6 +345,11 @@ class _Check:
         self.spent += size
         if size > LARGEST_STEP or self.spent > LARGEST_PROOF:
             raise Refused("more rows than the checker allows; split the step")
+
+
+def proves(derived: arb, claimed: float) -> bool:
+    """Whether a claimed lower bound follows; an infinity is what is left of something unknown, whatever its sign."""
+    return bool(derived.is_finite() and derived >= arb(claimed))
 
 
 def region_of(

@@ -40,10 +40,10 @@ from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
 from .forms import LARGEST_FORM, Forms, Part, pairs_within
-from .network import Curve, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View, inputs_of
+from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View, inputs_of
 from .positions import Places
 from .quadratic import least
-from .softmax import Logits, NotAPlane, lower_plane, upper_plane
+from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
 Rules = Callable[[int, Balls], Rule | None]
@@ -125,7 +125,7 @@ class Functions:
 
 
 @dataclass(frozen=True)
-class Planes:
+class ProvedPlanes:
     """Proved planes of one softmax: ``[P, rows, K]`` offsets and ``[P, rows, K, K]`` slopes, below and above."""
 
     node: int
@@ -167,7 +167,7 @@ class Knowledge:
     def __init__(self, networks: Networks, region: Region) -> None:
         self.networks, self.region = networks, region
         self.functions: dict[int, Functions] = {}
-        self.planes: dict[int, Planes] = {}
+        self.planes: dict[int, ProvedPlanes] = {}
         self.forms = Forms(self)
         self._claimed: dict[int, tuple[Floats, Floats]] = {}
         self._apart: dict[int, dict[tuple[int, int], float]] = {}
@@ -223,13 +223,13 @@ class Knowledge:
         bias = exact(node.bias) if isinstance(node, Sum) else ZERO
         return outward(least + bias, -most + bias)
 
-    def _ends(self, node: Sum | Linear) -> tuple[Balls, Balls]:
+    def _ends(self, node: Sum | Matrix) -> tuple[Balls, Balls]:
         """The least and the largest value of every entry of an affine node over the boxes of its inputs.
 
         Theorem: ``c.x`` lies within ``|c|.r`` of ``c.m`` (middle, reach), where all coefficients of an entry of x are
         one number. An entry of x that counts 0 times must be a number all the same.
         """
-        if isinstance(node, Linear):
+        if isinstance(node, Matrix):
             entries, same = np.unique(node.x.index.at, return_inverse=True)
             rows = Places(same, len(entries)).spread(exact(node.weights))
             middle, reach = (matrix(part[entries][:, None]) for part in self._middle_and_reach(node.x.node))
@@ -249,16 +249,17 @@ class Knowledge:
                 return_inverse=True,
             )
             c = Places(same, len(keys)).spread(np.concatenate([s[at] for at, (_, s) in zip(counts, mine)])[None])[0]
-            rows, entries = np.divmod(keys, len(middle))
-            np.add.at(centre, rows, c * middle[entries])
-            np.add.at(apart, rows, magnitude(c) * reach[entries])
-            unknown = ~np.isfinite(self._box(index)).all(0)
+            own, theirs = keys // len(middle), keys % len(middle)
+            np.add.at(centre, own, c * middle[theirs])
+            np.add.at(apart, own, magnitude(c) * reach[theirs])
+            low, high = self._box(index)
+            known = np.isfinite(low) & np.isfinite(high)
             for entries, _ in mine:
-                centre[unknown[entries]] = arb.nan()
+                centre[~known[entries]] = arb.nan()
         return centre - apart, centre + apart
 
     def _middle_and_reach(self, index: int) -> tuple[Balls, Balls]:
-        """Of the box of a node; none of an entry of which nothing is known."""
+        """Of the box of a node; no numbers for an entry of which nothing is known."""
         low, high = (exact(end) for end in self._box(index))
         return (low + high) / 2, (high - low) / 2
 
@@ -348,7 +349,7 @@ class Knowledge:
     def _renew(self, index: int) -> None:
         self._boxes = {i: box for i, box in self._boxes.items() if i < index}
 
-    def derive_planes(self, index: int, below: Floats, above: Floats) -> Planes:
+    def derive_planes(self, index: int, below: Floats, above: Floats) -> ProvedPlanes:
         """Planes from ``below [P, R, K, 4]`` (reference, theta, alpha, gamma) and ``above [Q, R, K, K]`` (pulls)."""
         node = self.networks.nodes[index]
         if not isinstance(node, Softmax):
@@ -377,7 +378,7 @@ class Knowledge:
                         found[2][p, r, k], found[3][p, r, k] = _placed(slope, shown, K), offset
                 except NotAPlane as problem:
                     raise Refused(f"plane of row {r}, output {k}: {problem}") from None
-        return Planes(index, *found)
+        return ProvedPlanes(index, *found)
 
     # Walks
 
@@ -391,7 +392,7 @@ class Knowledge:
             if stops:
                 best.append(self.least(walk, rules))
             node, A = self.networks.nodes[top], walk.pending.pop(top)
-            if isinstance(node, Sum | Linear):
+            if isinstance(node, Sum | Matrix):
                 shift = times(A, matrix(node.bias[:, None]))[:, 0] if isinstance(node, Sum) else zeros(len(A))
                 walk.step(self.back(node, A), shift)
                 continue
@@ -429,13 +430,13 @@ class Knowledge:
             pending[view.node] = zeros(len(rows), self.networks.nodes[view.node].size)
         view.index.add(pending[view.node], rows)
 
-    def back(self, node: Sum | Linear, A: Balls) -> dict[int, Balls]:
+    def back(self, node: Sum | Matrix, A: Balls) -> dict[int, Balls]:
         """Coefficients on the inputs of an affine node; exact up to the rounding that the balls contain.
 
         Theorem: ``<a, W x> = <W'a, x>`` and ``<a, sum_i s_i x_i> = sum_i <a s_i, x_i>``.
         """
         found: dict[int, Balls] = {}
-        if isinstance(node, Linear):
+        if isinstance(node, Matrix):
             key = id(node)
             if key not in self._weights:
                 self._weights[key] = matrix(node.weights)

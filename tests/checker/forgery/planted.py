@@ -26,10 +26,10 @@ from softhull.checker import (
     ranges,
     replay,
     scores,
-    softmax,
+    softmax_planes,
 )
 
-MODULES = (balls, cells, check, curves, forms, network, operators, quadratic, ranges, replay, scores, softmax)
+MODULES = (balls, cells, check, curves, forms, network, operators, quadratic, ranges, replay, scores, softmax_planes)
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ PLANTED = [
       "arb(float(proved.lower[row]))", ("shared", "weighted")),
     P("what pairs leave forgotten", K, "_paired", "constant = -(times(missed, matrix(Y[:, None]))[:, 0] * X).sum()",
       "constant = ZERO", ("product", "shared", "weighted")),
-    P("lower plane by 1e-6", softmax, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta",
+    P("lower plane by 1e-6", softmax_planes, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta",
       ("attention", "old")),
-    P("upper plane by 1e-6", softmax, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)",
+    P("upper plane by 1e-6", softmax_planes, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)",
       ("attention", "old")),
     P("a difference and its negative", K, "learn_differences", "-np.inf), -high)", "-np.inf), low)", ("twins", "old")),
     P("nothing is rounded outward", balls, "outward",
