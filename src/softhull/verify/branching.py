@@ -90,6 +90,7 @@ class _Cutting:
                 self._keep(search, problem, [int(row[group, instance]) for group in groups])
                 if search.bound(problem) > 0:
                     self.found.cuts[instance] = search.roots[problem].cuts()
+            self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
 
@@ -120,6 +121,7 @@ class _Cutting:
         finally:
             for problem, s in enumerate(row.tolist()):
                 self._keep(search, problem, [s])
+            self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
@@ -201,6 +203,7 @@ class _Pieces:
         target = (-goal)[self.instance].tolist()
         search = Search(bounds, self.method, target, self.instance.tolist(), self.deadline)
         search.run()
+        found.spent.charge(search.spent())
         if search.interrupted:
             found.notes |= dict.fromkeys(self.instance.tolist(), "interrupted")
         for problem, (piece, instance) in enumerate(zip(self.piece.tolist(), self.instance.tolist())):
