@@ -36,9 +36,7 @@ from .tree import Tree, check_size
 SECONDS = 120.0
 
 
-def prove_cuts(
-    proof: Proof, followed: Followed, region: Region, view: View, label: int, rivals: Sequence[int]
-) -> None:
+def prove_cuts(proof: Proof, followed: Followed, region: Region, view: View, label: int, rivals: Sequence[int]) -> None:
     """Claim the lead over one rival, or over zero where there is none, by cells; SofthullError where they fail."""
     cells = _Judged(proof, followed, region, view, label, rivals)
     search = Search(cells, Branch(seconds=SECONDS, nodes=2 * MOST_CELLS), [0.0])

@@ -80,7 +80,7 @@ class Followed:
         return order
 
     def differ(self, apart: Mapping[int, Sequence[Chosen]]) -> None:
-        """Claim the score differences of every softmax as the run did, and derive its planes anew."""
+        """Claim the logit differences of every softmax as the run did, and derive its planes anew."""
         for index in [i for i in self.twins if self.twins[i][0] in apart]:
             node, (twin, order) = self.proof.networks.nodes[index], self.twins[index]
             assert isinstance(node, Softmax)

@@ -305,9 +305,19 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def _begin_to_load(context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+    """Workers need what this process is about to load: both at once."""
+    if value is not None and value > 1 and not context.resilient_parsing:
+        from ..workers import start_loading
+
+        start_loading()
+    return value
+
+
 instance_workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
+    callback=_begin_to_load,
     help="Processes that share the instances; default: one per CPU, if the work takes long.",
 )
 

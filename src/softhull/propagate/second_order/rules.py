@@ -22,8 +22,8 @@ from ...graph.ops.softmax import Softmax
 from ...graph.rounding import outward, ulps
 from .affine_form import AffineForm
 from .elementwise import parallel_band
+from .logits import ProductLogits
 from .probabilities import AffineProbabilities, affine_probabilities, tangent_directions
-from .scores import ProductScores
 
 if TYPE_CHECKING:
     from .forward import Forms
@@ -146,22 +146,22 @@ def _summing_to_one(forms: Forms, index: int) -> AffineForm:
 @affine_form.register(Softmax)
 def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     node = forms.graph.nodes[index]
-    scores = ProductScores.of(forms, index)
+    logits = ProductLogits.of(forms, index)
     lower, upper = forms.bounds.interval(node.inputs[0])
     if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[operator.axis] == 1:
         return _constant_rows(forms, index)
-    rows = scores.rows(forms.bounds.differences(index))
+    rows = logits.rows(forms.bounds.differences(index))
     forms.know_differences(index, rows)
-    at, differences = scores.at, rows.differences
+    at, differences = logits.at, rows.differences
     if operator.mask is not None:
         at, differences = _far_below(operator, node.shape, at, differences)
     directions = tangent_directions(at)
-    affine = affine_probabilities(at, differences, directions, scores.reach)
+    affine = affine_probabilities(at, differences, directions, logits.reach)
     leak = torch.zeros_like(at)
     if operator.mask is not None:
         affine = _leaking(operator, node.shape, affine, operator.leak(lower, upper))
         leak = _by_rows(operator.leak(lower, upper), operator.axis).expand(at.shape)
-    slope, (low, high) = scores.combined(affine.slope)
+    slope, (low, high) = logits.combined(affine.slope)
     value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
     return _rows_to_form(forms, index, operator.axis, value, slope, error, leak)
 
