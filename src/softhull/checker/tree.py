@@ -49,14 +49,15 @@ def cells_of(
             continue
         if not 0 <= entry < tensor.size or not math.isfinite(value) or networks.masked(tensor).any():
             raise Refused("a cut of an entry that its tensor does not have, at no number, or behind a mask")
-        waiting += reversed(halves(cell, tensor.at(Places([entry], tensor.size)), value))
+        waiting += reversed(halves(cell, tensor, entry, value))
     if waiting:
         raise Refused("a tree that leaves out a part of its region")
     return found
 
 
-def halves(cell: Cell, view: View, value: float) -> tuple[Cell, Cell]:
+def halves(cell: Cell, tensor: View, place: int, value: float) -> tuple[Cell, Cell]:
     """Both sides of a cut: of the input as smaller regions, of other nodes as what walks may use."""
+    view = tensor.at(Places([place], tensor.size))
     if view.node:
         below, above = (replace(cell, cuts=(*cell.cuts, Cut(view, value, sign))) for sign in (1, -1))
         return below, above

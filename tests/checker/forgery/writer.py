@@ -14,15 +14,15 @@ from softhull.certificates.prover import Proof
 from softhull.certificates.second_order import SecondOrder
 from softhull.certificates.tree import Tree
 from softhull.certificates.write import NoProof, class_certificate, score_certificate
+from softhull.checker import tree as trees
 from softhull.checker.balls import Balls
 from softhull.checker.certificate import Certificate
 from softhull.checker.check import sha256
 from softhull.checker.network import Curve, Kink, Networks, Product, Softmax
-from softhull.checker.positions import Places
 from softhull.checker.replay import Rule
 from softhull.checker.scores import SCORES
 from softhull.checker.session import exactly
-from softhull.checker.tree import Cell, halves
+from softhull.checker.tree import Cell
 from softhull.formats.onnx import load_onnx
 
 from .networks import Instance
@@ -117,10 +117,7 @@ def cells(instance: Instance, label: int, rival: int) -> Certificate:
             tree.leaf(part)
             continue
         tree.cut(name, entry, low + (high - low) / 2)
-        waiting += [
-            (half, depth + 1)
-            for half in reversed(halves(cell, found.at(Places([entry], found.size)), low + (high - low) / 2))
-        ]
+        waiting += [(half, depth + 1) for half in reversed(trees.halves(cell, found, entry, low + (high - low) / 2))]
     tree.claim()
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
 
