@@ -31,6 +31,8 @@ from .programs import Programs
 from .score_claims import ScoreClaims
 from .walks import linear_walks, networks_of, second_order
 
+# What excludes a row that cells inside the network prove.
+CUT = "cuts"
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
 # Cells are boxes of inputs where there are at most so many.
@@ -121,6 +123,8 @@ class _Cutting:
         finally:
             for problem, s in enumerate(row.tolist()):
                 self._keep(search, problem, [s])
+                if search.bound(problem) > 0:
+                    self.found.proved_by.setdefault((s, search.owner[problem]), CUT)
             self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
