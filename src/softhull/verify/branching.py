@@ -32,6 +32,8 @@ from .programs import Members, Programs, taken
 from .score_claims import ScoreClaims
 from .walks import linear_walks, networks_of, second_order
 
+# What excludes a row that cells inside the network prove.
+CUT = "cuts"
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
 # Cells are boxes of inputs where there are at most so many.
@@ -121,6 +123,8 @@ class _Cutting:
         finally:
             for problem, s in enumerate(row.tolist()):
                 self._keep(search, problem, [s])
+                if search.bound(problem) > 0:
+                    self.found.proved_by.setdefault((s, search.owner[problem]), CUT)
         if search.interrupted:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
