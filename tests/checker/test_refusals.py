@@ -12,10 +12,11 @@ from flint import arb, ctx
 
 from softhull.checker import check, network
 from softhull.checker.balls import PRECISION, matrix, times, zeros
-from softhull.checker.certificate import Certificate, write_certificate
+from softhull.checker.certificate import Certificate, Refused, write_certificate
 from softhull.checker.check import check_certificate, sha256
 from softhull.checker.network import Networks
 from softhull.checker.replay import Choices, Knowledge, Region
+from softhull.checker.tree import cells_of
 from softhull.errors import ModelError
 from softhull.formats.onnx import parse_onnx
 
@@ -240,3 +241,18 @@ def test_sums_cancel_in_boxes(tmp_path: Path) -> None:
             ends = Knowledge(networks, region).box(networks.logits[0])
             assert not np.any([end.ravel()[:2] for end in ends])
             assert np.all(np.diff([end.ravel()[2:] for end in ends], axis=0) >= 5.0)
+
+
+def test_trees_are_limited_whatever_they_leave_out(tmp_path: Path) -> None:
+    """Cuts that lead to no cell take room, too."""
+    b = Builder(13)
+    onnx.save(b.model(b.op("Relu", "x"), (1, 2)), str(tmp_path / "m.onnx"))
+    networks, cuts = Networks([tmp_path / "m.onnx"]), 1 << 20
+    with pytest.raises(Refused, match="no list of cuts"):
+        cells_of(
+            networks,
+            Region(np.zeros(2), np.ones(2)),
+            [networks.logits[0]] * cuts,
+            np.zeros(cuts, dtype=np.int64),
+            np.zeros(cuts),
+        )
