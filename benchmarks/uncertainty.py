@@ -23,7 +23,7 @@ from softhull.solve.cutting import CuttingPlanes
 from softhull.solve.dual import Dual
 from softhull.solve.layers import Stack, stack_networks
 from softhull.solve.relaxation import Relaxation, relax
-from softhull.solve.softmax import parse_bounds
+from softhull.solve.softmax_boxes import parse_bounds
 from softhull.verify.scores import find_score
 
 EPS = 0.012

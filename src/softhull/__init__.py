@@ -7,9 +7,9 @@ ONNX or a solver is imported when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .bounds.softmax import SoftmaxPlanes as SoftmaxPlanes
-from .bounds.softmax import softmax_bounds as softmax_bounds
-from .bounds.softmax import softmax_planes as softmax_planes
+from .bounds.questions import SoftmaxPlanes as SoftmaxPlanes
+from .bounds.questions import softmax_bounds as softmax_bounds
+from .bounds.questions import softmax_planes as softmax_planes
 from .bounds.table import BOUNDS as BOUNDS
 from .bounds.table import Bound as Bound
 from .bounds.table import Curvature as Curvature

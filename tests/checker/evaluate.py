@@ -12,7 +12,7 @@ from flint import arb
 from onnx import TensorProto, helper, numpy_helper
 
 from softhull.checker.curves import function_of
-from softhull.checker.network import Curve, Input, Kink, Linear, Networks, Product, Sum
+from softhull.checker.network import Curve, Input, Kink, Matrix, Networks, Product, Sum
 
 
 def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
@@ -28,7 +28,7 @@ def values(networks: Networks, x: np.ndarray) -> list[np.ndarray]:
         elif isinstance(node, Sum):
             parts = (of(v) * s.astype(np.float64) for v, s in zip(node.views, node.scales))
             found.append(sum(parts, start=node.bias))
-        elif isinstance(node, Linear):
+        elif isinstance(node, Matrix):
             found.append(node.weights @ of(node.x))
         elif isinstance(node, Kink):
             found.append(np.minimum(np.where(of(node.x) > 0, of(node.x), node.slope * of(node.x)), node.limit))

@@ -10,7 +10,7 @@ from softhull.checker import cells
 from softhull.checker.balls import Floats, exact
 from softhull.checker.cells import RowQuadratic, below
 from softhull.checker.session import exactly
-from softhull.checker.softmax import Logits
+from softhull.checker.softmax_planes import Logits
 
 
 def make_row(rng: np.random.Generator, K: int, width: float) -> tuple[Logits, int, Floats]:

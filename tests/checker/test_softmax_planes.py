@@ -9,7 +9,7 @@ from flint import arb
 from softhull.certificates.planes import best_lower, best_upper, centre
 from softhull.checker.balls import ONE, ZERO, Floats, exact
 from softhull.checker.session import exactly
-from softhull.checker.softmax import Logits, NotAPlane, lower_plane, upper_plane
+from softhull.checker.softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 SCALES = (1e-9, 1e-3, 0.3, 2.0, 30.0)
 

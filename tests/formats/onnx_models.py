@@ -144,22 +144,20 @@ def _one(kind: str, **attributes: Any) -> Callable[[Builder], str]:
 
 
 CASES = (
-    Case(
-        "gemm", ("N", 4), lambda b: b.op("Gemm", "x", b.const(weights(3, 4)), b.const(weights(3)), transB=1), "Linear"
-    ),
+    Case("gemm", ("N", 4), lambda b: b.op("Gemm", "x", b.const(weights(3, 4)), b.const(weights(3)), transB=1), "Dense"),
     Case(
         "gemm alpha beta",
         (2, 4),
         lambda b: b.op("Gemm", "x", b.const(weights(4, 3)), b.const(weights(2, 3)), alpha=0.5, beta=2.0),
-        "Linear",
+        "Dense",
     ),
-    Case("gemm constant first", (2, 4), lambda b: b.op("Gemm", b.const(weights(3, 2)), "x"), "Linear"),
+    Case("gemm constant first", (2, 4), lambda b: b.op("Gemm", b.const(weights(3, 2)), "x"), "Dense"),
     Case("gemm of two variables", (3, 3), lambda b: b.op("Gemm", "x", "x", "x", transA=1, alpha=0.5)),
     Case(
         "matmul then add",
         (1, 4),
         lambda b: b.op("Add", b.const(weights(3)), b.op("MatMul", "x", b.const(weights(4, 3)))),
-        "Linear",
+        "Dense",
     ),
     Case("matmul with a stack", (3, 4), lambda b: b.op("MatMul", "x", b.const(weights(2, 4, 5)))),
     Case("stack times matrix", (4, 3), lambda b: b.op("MatMul", b.const(weights(2, 5, 4)), "x")),
@@ -238,7 +236,7 @@ CASES = (
         (2, 2),
         lambda b: b.op("Where", b.const([[True, False], [False, True]], np.bool_), "x", b.op("Neg", "x")),
     ),
-    Case("attention", (1, 3, 4), _attention, "Linear Transpose Linear MatMul Softmax MatMul"),
+    Case("attention", (1, 3, 4), _attention, "Dense Transpose Dense MatMul Softmax MatMul"),
     Case(
         "layer normalisation",
         (2, 4),
@@ -334,7 +332,7 @@ CASES = (
         lambda b: b.op(
             "MatMul", "x", b.op("DequantizeLinear", b.const([[1, -3], [7, 100], [0, 5]], np.int8), b.const(0.1))
         ),
-        "Linear",
+        "Dense",
     ),
     Case("mean", (2, 3, 4), _one("ReduceMean", axes=[0, -1], keepdims=0)),
     Case("mean of all", (2, 3), _one("ReduceMean")),

@@ -118,9 +118,9 @@ def test_describe_counts_parameters_and_names_the_relaxation():
     network = parse_onnx(build((1, 5), lambda b: b.op("Softmax", _classifier(b))), "classifier", None)
     rows = describe(network)
     assert [(row.operator, row.parameters, row.relaxation) for row in rows] == [
-        ("Linear", 48, "exact"),
+        ("Dense", 48, "exact"),
         ("Relu", 0, "two lines per entry"),
-        ("Linear", 24, "exact"),
+        ("Dense", 24, "exact"),
         ("Softmax", 0, "softmax bounds"),
     ]
     assert rows[0].inputs == (-1,)

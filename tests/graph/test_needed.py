@@ -99,9 +99,9 @@ def test_equal_sub_graphs_are_one_and_dead_neurons_none():
     left = only_needed(graph)
     assert_same(graph, left, rng)
     assert [(node.operator.name, node.shape) for node in left.nodes] == [
-        ("Linear", (1, 3)),
+        ("Dense", (1, 3)),
         ("Relu", (1, 3)),
-        ("Linear", (1, 2)),
+        ("Dense", (1, 2)),
         ("Add", (1, 2)),
     ]
 

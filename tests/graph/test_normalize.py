@@ -12,7 +12,7 @@ from torch import Tensor
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.graph import Graph
 from softhull.graph.ops.centre import Centre
-from softhull.graph.ops.linear import Linear as Layer
+from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.normalize import InverseDeviation, Normalized
 from softhull.graph.ops.rsqrt import Rsqrt
 from softhull.graph.ops.square import Square
@@ -140,7 +140,7 @@ def test_walks_hold_and_have_no_cliff(norm_of_ball, layers, dtype, centred):
     x = torch.from_numpy(rng.normal(size=(2, *graph.input_shape)))
     rows = torch.cat((torch.eye(3, dtype=dtype), -torch.eye(3, dtype=dtype)))[:, None, None]
     last = graph.nodes[-1].operator
-    assert isinstance(last, Layer)
+    assert isinstance(last, Dense)
     worst = -last.matrix.abs().sum(0).max() * math.sqrt(5) * 1.01
     for eps in (1e-3, 0.1, 1.0, 30.0):
         region = Perturbation(eps, norm=norm_of_ball).around(x.to(dtype))

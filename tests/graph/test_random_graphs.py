@@ -26,7 +26,7 @@ def test_random_graph(seed):
 def test_all_operators_occur():
     seen = {node.operator.name for seed in range(200) for node in random_graph(np.random.default_rng(seed)).nodes}
     expected = (
-        "Add Centre Clip Concat Conv Cube Elu Erf Exp Expand Gather Gelu LeakyRelu Linear Log LogSumExp MatMul Mish "
+        "Add Centre Clip Concat Conv Cube Dense Elu Erf Exp Expand Gather Gelu LeakyRelu Log LogSumExp MatMul Mish "
         "Product Reciprocal Relu Reshape Rsqrt Scale Sigmoid Silu Slice Softmax Softplus Softsign Sqrt Square Subtract "
         "Sum Tanh TanhGelu Transpose"
     )

@@ -28,7 +28,7 @@ from softhull.solve.dual import Dual
 from softhull.solve.layers import stack_networks
 from softhull.solve.neurons import neuron_bounds
 from softhull.solve.relaxation import relax
-from softhull.solve.softmax import parse_bounds
+from softhull.solve.softmax_boxes import parse_bounds
 from softhull.verify.scores import find_score
 from softhull.verify.uncertainty import verify_uncertainty
 

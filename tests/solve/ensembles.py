@@ -8,7 +8,7 @@ from torch import Tensor
 from softhull.graph.graph import Graph, Node
 from softhull.graph.operator import Operator
 from softhull.graph.ops.add import Add
-from softhull.graph.ops.linear import Linear
+from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.relu import LeakyRelu, Relu
 from softhull.graph.ops.sigmoid import Sigmoid
 from softhull.graph.ops.softmax import Softmax
@@ -16,7 +16,7 @@ from softhull.graph.ops.tanh import Tanh
 from softhull.regions import Perturbation
 from softhull.solve.layers import Stack, stack_networks
 from softhull.solve.relaxation import Relaxation, relax
-from softhull.solve.softmax import parse_bounds
+from softhull.solve.softmax_boxes import parse_bounds
 
 ACTIVATIONS: dict[str, Operator] = {
     "relu": Relu(),
@@ -43,7 +43,7 @@ def random_graph(
     for size in (*hidden, classes):
         matrix = torch.randn(width, size, generator=generator, dtype=torch.float64) * scale * (2 / width) ** 0.5
         bias = torch.randn(size, generator=generator, dtype=torch.float64) * 0.3
-        nodes.append(Node(Linear(matrix, bias), (previous,), (1, size), f"dense{len(nodes)}"))
+        nodes.append(Node(Dense(matrix, bias), (previous,), (1, size), f"dense{len(nodes)}"))
         previous, width = len(nodes) - 1, size
         if len(after) < len(hidden):
             nodes.append(Node(ACTIVATIONS[activation], (previous,), (1, size), f"act{len(nodes)}"))

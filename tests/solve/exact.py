@@ -10,7 +10,7 @@ from torch import Tensor
 
 from softhull.graph.graph import Graph
 from softhull.graph.ops.add import Add
-from softhull.graph.ops.linear import Linear
+from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.relu import LeakyRelu, Relu
 from softhull.graph.ops.scale import Scale
 from softhull.graph.ops.sigmoid import Sigmoid
@@ -37,7 +37,7 @@ def node_values(graph: Graph, x: Any) -> list[np.ndarray]:
 
 def _apply(operator: Any, inputs: list[np.ndarray]) -> np.ndarray:
     x = inputs[0]
-    if isinstance(operator, Linear):
+    if isinstance(operator, Dense):
         y = np.matmul(x, balls(operator.matrix))
         return y if operator.bias is None else y + balls(operator.bias)
     if isinstance(operator, Scale):

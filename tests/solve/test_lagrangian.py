@@ -12,7 +12,7 @@ from softhull.solve.dual import Dual
 from softhull.solve.lagrangian import Lagrangian
 from softhull.solve.optimum import trivial_bound
 from softhull.solve.relaxation import relax
-from softhull.solve.softmax import parse_bounds
+from softhull.solve.softmax_boxes import parse_bounds
 
 from .ensembles import ACTIVATIONS, random_problem, sampled_probabilities
 

@@ -8,7 +8,7 @@ import torch
 from softhull.errors import ModelError
 from softhull.graph.graph import Graph, Node
 from softhull.graph.ops.conv import Conv
-from softhull.graph.ops.linear import Linear
+from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.reshape import Reshape
 from softhull.graph.ops.sigmoid import Sigmoid
@@ -37,7 +37,7 @@ def test_convolutions_become_matrices():
         ),
         Node(Relu(), (0,), (1, 2, 3, 3), "relu"),
         Node(Reshape((1, 18)), (1,), (1, 18), "flat"),
-        Node(Linear(matrix), (2,), (1, 3), "dense"),
+        Node(Dense(matrix), (2,), (1, 3), "dense"),
     )
     graph = Graph((1, 1, 5, 5), nodes)
     x = torch.randn(4, 1, 1, 5, 5, generator=generator, dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_affine_maps_in_a_row_keep_the_sizes_of_their_terms():
         nodes = (
             Node(conv, (-1,), (1, 2, 3, 3), "conv"),
             Node(Reshape((1, 18)), (0,), (1, 18), "flat"),
-            Node(Linear(matrix), (1,), (1, 3), "dense"),
+            Node(Dense(matrix), (1,), (1, 3), "dense"),
         )
         return Graph((1, 1, 5, 5), nodes)
 

@@ -38,7 +38,7 @@ def test_networks_of_different_architecture_share_the_input():
     from softhull.regions import Perturbation
     from softhull.solve.layers import stack_networks
     from softhull.solve.relaxation import relax
-    from softhull.solve.softmax import parse_bounds
+    from softhull.solve.softmax_boxes import parse_bounds
 
     from .ensembles import random_graph
 

@@ -16,7 +16,7 @@ import torch
 from softhull.attack.score import ScoreAttack
 from softhull.errors import InvalidInput
 from softhull.graph.graph import Graph, Node
-from softhull.graph.ops.linear import Linear
+from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.scale import Scale
 from softhull.regions import Perturbation
@@ -27,7 +27,7 @@ from softhull.solve.neurons import neuron_bounds
 from softhull.solve.optimum import trivial_bound
 from softhull.solve.relaxation import relax
 from softhull.solve.safe import Rows, safe_maximum
-from softhull.solve.softmax import parse_bounds
+from softhull.solve.softmax_boxes import parse_bounds
 from softhull.verify.scores import SCORES
 from softhull.verify.uncertainty import verify_uncertainty
 
@@ -51,11 +51,11 @@ def folded(generator):
 
     nodes = (
         Node(Scale(normal(1, 4), normal(1, 4)), (-1,), (1, 4), "normalised"),
-        Node(Linear(normal(4, 7), normal(7)), (0,), (1, 7), "wide"),
-        Node(Linear(normal(7, 5), normal(5)), (1,), (1, 5), "narrow"),
+        Node(Dense(normal(4, 7), normal(7)), (0,), (1, 7), "wide"),
+        Node(Dense(normal(7, 5), normal(5)), (1,), (1, 5), "narrow"),
         Node(Relu(), (2,), (1, 5), "relu"),
         Node(Scale(normal(1, 5), normal(1, 5)), (3,), (1, 5), "scaled"),
-        Node(Linear(normal(5, 3), normal(3)), (4,), (1, 3), "logits"),
+        Node(Dense(normal(5, 3), normal(3)), (4,), (1, 3), "logits"),
     )
     return Graph((1, 4), nodes)
 

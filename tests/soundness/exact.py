@@ -20,13 +20,13 @@ from softhull.graph.ops.clip import Clip
 from softhull.graph.ops.concat import Concat
 from softhull.graph.ops.conv import Conv
 from softhull.graph.ops.cube import Cube
+from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.elu import Elu
 from softhull.graph.ops.erf import Erf
 from softhull.graph.ops.exp import Exp
 from softhull.graph.ops.expand import Expand
 from softhull.graph.ops.gather import Gather
 from softhull.graph.ops.gelu import Gelu, TanhGelu
-from softhull.graph.ops.linear import Linear
 from softhull.graph.ops.log import Log
 from softhull.graph.ops.log_sum_exp import LogSumExp
 from softhull.graph.ops.matmul import MatMul
@@ -94,7 +94,7 @@ def _apply(operator: Operator, inputs: list[Balls]) -> Balls:
     if isinstance(operator, Concat):
         variable = iter(inputs)
         return np.concatenate([next(variable) if p is None else balls(p) for p in operator.parts], operator.axis)
-    if isinstance(operator, Linear):
+    if isinstance(operator, Dense):
         matrix = balls(operator.matrix)
         y = np.matmul(matrix, x) if operator.left else np.matmul(x, matrix)
         return y if operator.bias is None else y + balls(operator.bias)

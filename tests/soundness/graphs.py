@@ -13,7 +13,7 @@ from softhull.errors import DomainError
 from softhull.graph.graph import Graph
 from softhull.graph.operator import Operator
 from softhull.graph.ops.conv import Conv
-from softhull.graph.ops.linear import Linear as LinearLayer
+from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.scale import Scale
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
@@ -38,7 +38,7 @@ def random_network(rng: np.random.Generator, dtype: torch.dtype) -> Graph:
 
 
 def _rescaled(operator: Operator, factor: float) -> Operator:
-    if not isinstance(operator, LinearLayer | Conv | Scale):
+    if not isinstance(operator, Dense | Conv | Scale):
         return operator
     held = {f.name: getattr(operator, f.name) for f in fields(operator)}
     changed = {name: held[name] * factor for name in ("matrix", "kernel") if name in held}

@@ -12,7 +12,7 @@ import torch
 
 from softhull.attack.score import ScoreAttack
 from softhull.errors import InvalidInput, ModelError
-from softhull.graph.ops.linear import Linear
+from softhull.graph.ops.dense import Dense
 from softhull.regions import Perturbation
 from softhull.solve.dual import Dual
 from softhull.verify.scores import SCORES, AffinePiece, Confidence, Score
@@ -91,7 +91,7 @@ def test_enumerating_all_rectifier_patterns_finds_nothing_worse(seed):
     graphs, generator = ensemble(seed, networks, inputs=2, hidden=hidden, classes=3, scale=2.0)
     x = torch.rand(1, 2, generator=generator, dtype=torch.float64)
     lower, upper = x[0].numpy() - 0.3, x[0].numpy() + 0.3
-    dense = [[node.operator for node in graph.nodes if isinstance(node.operator, Linear)] for graph in graphs]
+    dense = [[node.operator for node in graph.nodes if isinstance(node.operator, Dense)] for graph in graphs]
     layers = [[(d.matrix.numpy().T, d.bias.numpy()) for d in network if d.bias is not None] for network in dense]
     found = pieces.pieces(layers, lower, upper)
     assert sum(pieces.area(piece.corners) for piece in found) == pytest.approx(0.36)

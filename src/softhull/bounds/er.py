@@ -6,7 +6,7 @@ from .._arrays import Array, limits, logsumexp, minimum, namespace, sigmoid, sof
 from ..boxes import Box
 from .chords import log_chord, log_chord_slope
 from .log_odds import upper_planes
-from .pairwise import Row, pairwise_planes
+from .pairwise import Tangent, pairwise_planes
 from .planes import LowRankPlanes, RowPlanes
 
 
@@ -15,7 +15,7 @@ def er_lower(box: Box, at: Array, outputs: Array | None = None) -> RowPlanes:
     return pairwise_planes(box, at, outputs, _reciprocal_of_chords)
 
 
-def _reciprocal_of_chords(d: Array, lower: Array, upper: Array, own: Array) -> Row:
+def _reciprocal_of_chords(d: Array, lower: Array, upper: Array, own: Array) -> Tangent:
     xp = namespace(d)
     _, cap = limits(d)
     log_rest = logsumexp(xp.where(own, -xp.inf, log_chord(d, lower, upper)))

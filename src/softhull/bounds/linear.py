@@ -7,7 +7,7 @@ import math
 from .._arrays import Array, logsumexp, maximum, minimum, namespace, softplus
 from ..boxes import Box
 from .chords import log_chord, log_chord_slope
-from .pairwise import Row, pairwise_planes
+from .pairwise import Tangent, pairwise_planes
 from .planes import RowPlanes
 
 
@@ -21,7 +21,7 @@ def lin_upper(box: Box, at: Array, outputs: Array | None = None) -> RowPlanes:
     return pairwise_planes(box, at, outputs, _chord_over_tangents)
 
 
-def _tangent_over_chords(d: Array, lower: Array, upper: Array, own: Array) -> Row:
+def _tangent_over_chords(d: Array, lower: Array, upper: Array, own: Array) -> Tangent:
     xp = namespace(d)
     _, log_q_least = _tangents(lower, upper, own)
     log_q_most = softplus(logsumexp(xp.where(own, -xp.inf, upper)))
@@ -33,7 +33,7 @@ def _tangent_over_chords(d: Array, lower: Array, upper: Array, own: Array) -> Ro
     return value, -xp.exp(log_slope - 2 * log_touch[..., None]), value != value, terms
 
 
-def _chord_over_tangents(d: Array, lower: Array, upper: Array, own: Array) -> Row:
+def _chord_over_tangents(d: Array, lower: Array, upper: Array, own: Array) -> Tangent:
     """The chord of ``1 / q`` over the tangents of the exponentials in ``q``: a plane above every output."""
     xp = namespace(d)
     touch, log_q_least = _tangents(lower, upper, own)

@@ -15,9 +15,9 @@ from .planes import RowPlanes
 
 # value [..., o], derivative [..., o, K], where the derivative overflows [..., o], and the absolute values of the terms
 # that make the value, added up [..., o]
-Row = tuple[Array, Array, Array, Array]
-# (d, d_lo, d_hi, own) -> Row; own masks the entry j = k, where d = 0
-Rule = Callable[[Array, Array, Array, Array], Row]
+Tangent = tuple[Array, Array, Array, Array]
+# (d, d_lo, d_hi, own) -> Tangent; own masks the entry j = k, where d = 0
+Rule = Callable[[Array, Array, Array, Array], Tangent]
 
 
 def pairwise_planes(box: Box, at: Array, outputs: Array | None, rule: Rule) -> RowPlanes:
@@ -26,7 +26,7 @@ def pairwise_planes(box: Box, at: Array, outputs: Array | None, rule: Rule) -> R
     if outputs is None:
         outputs = xp.arange(box.size, dtype=xp.int64, device=device(at))
 
-    def tangent(i: int, j: int) -> Row:
+    def tangent(i: int, j: int) -> Tangent:
         k = outputs[i:j]
         own = xp.arange(box.size, dtype=xp.int64, device=device(at)) == k[:, None]
         lower, upper = _intervals(box, k)
@@ -41,7 +41,7 @@ def pairwise_planes(box: Box, at: Array, outputs: Array | None, rule: Rule) -> R
 
     reach = 1 + maximum(box.upper - at, at - box.lower)
 
-    def summary(i: int, j: int) -> Row:
+    def summary(i: int, j: int) -> Tangent:
         value, gradient, steep, terms = tangent(i, j)
         return value, steep, terms, xp.vecdot(xp.abs(gradient), reach[..., None, :])
 

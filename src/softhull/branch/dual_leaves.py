@@ -16,7 +16,7 @@ from ..solve.dual import Descent, Dual
 from ..solve.lagrangian import Lagrangian
 from ..solve.neurons import NeuronBounds, Walks, neuron_bounds, successive
 from ..solve.relaxation import Relaxation, StackRelaxation, activation_lines
-from ..solve.softmax import SoftmaxBoxes
+from ..solve.softmax_boxes import SoftmaxBoxes
 from .cuts import Cut
 from .halfspaces import Forms, largest_values
 from .loop import Cell, Solved

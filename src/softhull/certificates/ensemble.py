@@ -14,7 +14,7 @@ from ..solve.dual import Dual
 from ..solve.lagrangian import Lagrangian
 from ..solve.layers import stack_networks
 from ..solve.relaxation import Relaxation, relax
-from ..solve.softmax import parse_bounds
+from ..solve.softmax_boxes import parse_bounds
 from .prover import Proof
 
 if TYPE_CHECKING:

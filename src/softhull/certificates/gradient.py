@@ -80,7 +80,7 @@ class Followed:
         return order
 
     def differ(self, apart: Mapping[int, Sequence[Chosen]]) -> None:
-        """Claim the score differences of every softmax as the run did, and derive its planes anew."""
+        """Claim the logit differences of every softmax as the run did, and derive its planes anew."""
         for index in [i for i in self._twins if self._twins[i][0] in apart]:
             node, (twin, order) = self.proof.networks.nodes[index], self._twins[index]
             assert isinstance(node, Softmax)

@@ -9,7 +9,7 @@ import numpy as np
 from ..bounds.share_envelope import Rectangle, supporting_plane
 from ..bounds.sigmoid_envelope import concave_envelope
 from ..checker.balls import Floats
-from ..checker.softmax import Logits, NotAPlane, lower_plane
+from ..checker.softmax_planes import Logits, NotAPlane, lower_plane
 
 # Slopes of 1/4 belong to the inflection point, where the checker cannot tell both sides of the sigmoid apart.
 STEEPEST = 0.25 * (1 - 1e-12)

@@ -17,9 +17,9 @@ from ..checker.balls import Balls, Floats, exact, lower_floats
 from ..checker.certificate import FORMAT, VERSION, Certificate
 from ..checker.check import LARGEST_STEP, region_of, sha256
 from ..checker.forms import pairs_within, unit_rows
-from ..checker.network import Curve, Input, Kink, Linear, Networks, Product, Softmax, Sum, View
+from ..checker.network import Curve, Input, Kink, Matrix, Networks, Product, Softmax, Sum, View
 from ..checker.positions import Indices, Places
-from ..checker.replay import Functions, Knowledge, Planes, Region, Rule, Rules
+from ..checker.replay import Functions, Knowledge, ProvedPlanes, Region, Rule, Rules
 from .curves import slopes
 from .planes import best_lower, best_upper, centre, parameters, referring
 
@@ -157,7 +157,7 @@ class Proof:
         self.anchors[index] = number, low, values(planes.above_slope, planes.above)
         return number
 
-    def add_planes(self, index: int, planes: Planes, below: Floats, above: Floats) -> int:
+    def add_planes(self, index: int, planes: ProvedPlanes, below: Floats, above: Floats) -> int:
         """Planes derived from these parameters as a step; returns its number."""
         number = len(self.steps)
         self.known.planes[number] = planes
@@ -166,7 +166,7 @@ class Proof:
         return number
 
     def contract(self, views: Sequence[View]) -> None:
-        """Claim score differences again, by contracted products, and derive the planes anew."""
+        """Claim logit differences again, by contracted products, and derive the planes anew."""
         for index in self.before(views):
             node = self.networks.nodes[index]
             if isinstance(node, Softmax):
@@ -395,8 +395,8 @@ class Proof:
     def _deep(self, index: int) -> bool:
         """Whether a node is more than one matrix away from the input."""
         before = [self.networks.nodes[i] for i in self.networks.before([index])]
-        simple = [n for n in before if isinstance(n, Input | Linear) or (isinstance(n, Sum) and len(n.views) == 1)]
-        return len(simple) < len(before) or sum(isinstance(n, Linear) for n in before) > 1
+        simple = [n for n in before if isinstance(n, Input | Matrix) or (isinstance(n, Sum) and len(n.views) == 1)]
+        return len(simple) < len(before) or sum(isinstance(n, Matrix) for n in before) > 1
 
     def ancestors(self, network: int) -> list[int]:
         """The nodes that the output of a network depends on, with its own."""

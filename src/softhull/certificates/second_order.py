@@ -14,7 +14,7 @@ from ..checker.network import Input, Product, Softmax, View
 from ..checker.positions import Indices, Places
 from ..checker.quadratic import least as least_value
 from ..checker.replay import Rule
-from ..checker.softmax import Logits, NotAPlane, lower_plane, sigma, upper_plane
+from ..checker.softmax_planes import Logits, NotAPlane, lower_plane, sigma, upper_plane
 from ..propagate.second_order.row_fit import CELLS, fit_rows
 from .planes import STEEPEST, centre, referring
 from .prover import Proof

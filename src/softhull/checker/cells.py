@@ -13,7 +13,7 @@ import numpy as np
 from flint import arb
 
 from .balls import ONE, ZERO, Balls, exact, magnitude, matrix, times
-from .softmax import Logits
+from .softmax_planes import Logits
 
 MOST_CELLS = 1 << 13  # of one row
 

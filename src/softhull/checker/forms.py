@@ -20,12 +20,12 @@ from flint import arb, arb_mat
 from .balls import ONE, Balls, exact, is_zero, matrix, times, zeros
 from .certificate import Refused
 from .curves import function_of
-from .network import Curve, Input, Kink, Linear, Node, Product, Softmax, Sum, View
+from .network import Curve, Input, Kink, Matrix, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import Noise, ProductRanges, padded
 
 if TYPE_CHECKING:
-    from .replay import Knowledge, Planes
+    from .replay import Knowledge, ProvedPlanes
 
 MOST_NOISE = 1 << 11  # numbers
 LARGEST_FORM = 1 << 22  # coefficients of one node
@@ -87,7 +87,7 @@ class Forms:
         """Theorem: an affine function of forms is the form with the affine function of centres and slopes."""
         if node.size * self.count > LARGEST_FORM:
             raise Refused("a form of more coefficients than the checker allows")
-        if isinstance(node, Linear):
+        if isinstance(node, Matrix):
             x, weights = self.rows(node.x), matrix(node.weights)
             return Form(_product(weights, x.centre[:, None])[:, 0], _product(weights, x.slope))
         if isinstance(node, Sum):
@@ -192,7 +192,7 @@ class Forms:
             top = max(pending)
             A, here = pending.pop(top), nodes[top]
             found: dict[int, Balls] = {}
-            if isinstance(here, Sum | Linear):
+            if isinstance(here, Sum | Matrix):
                 if isinstance(here, Sum):
                     centre = centre + times(A, matrix(here.bias[:, None]))[:, 0]
                 found = self.known.back(here, A)
@@ -243,7 +243,7 @@ class Forms:
         slope = np.concatenate([padded(row[None], self.count) for _, row in found])
         return Form(np.array([centre for centre, _ in found], dtype=object), slope)
 
-    def learn_softmax(self, index: int, planes: Planes) -> None:
+    def learn_softmax(self, index: int, planes: ProvedPlanes) -> None:
         """The form of a softmax from planes: parallel to those above, off by what those below leave.
 
         Theorem: from ``b.x + v <= p <= a.x + w`` follows ``v + min (b - a).x <= p - a.x <= w``.

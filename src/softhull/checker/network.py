@@ -84,7 +84,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Matrix:
     """``weights @ x``, ``weights [size, places of x]``."""
 
     size: int
@@ -145,7 +145,7 @@ class Curve:
     kind: str
 
 
-Node = Input | Sum | Linear | Kink | Curve | Product | Softmax
+Node = Input | Sum | Matrix | Kink | Curve | Product | Softmax
 
 
 def inputs_of(node: Node) -> tuple[View, ...]:
@@ -156,7 +156,7 @@ def inputs_of(node: Node) -> tuple[View, ...]:
         return node.x, node.y
     if isinstance(node, Softmax):
         return (node.x,) if node.behind is None else (node.x, node.behind)
-    return (node.x,) if isinstance(node, Linear | Kink | Curve) else ()
+    return (node.x,) if isinstance(node, Matrix | Kink | Curve) else ()
 
 
 class Networks:
@@ -254,7 +254,7 @@ class Networks:
     def add(self, node: Node, shape: Sequence[int]) -> View:
         """Adds a node and returns the view of its output; refused where the network gets too large."""
         self._follow_masks(len(self.nodes), node)
-        self.spend(node.weights.size if isinstance(node, Linear) else node.size)
+        self.spend(node.weights.size if isinstance(node, Matrix) else node.size)
         self.spend(node.out.size if isinstance(node, Product) else 0)
         self.nodes.append(node)
         return self.whole(len(self.nodes) - 1).moved(lambda index: index.reshape(shape))
@@ -510,7 +510,7 @@ class _Reader:
         if count.max(initial=0) > 1:
             raise ModelError("a weight of this operator is a sum of numbers of the file")
         weights[o, i] = y.ravel()[j]
-        return self.networks.add(Linear(len(weights), x.flat(), weights), shape)
+        return self.networks.add(Matrix(len(weights), x.flat(), weights), shape)
 
 
 _CONTENTS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")

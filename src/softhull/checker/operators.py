@@ -21,7 +21,7 @@ from .balls import Floats, exact
 from .network import (
     Curve,
     Kink,
-    Linear,
+    Matrix,
     Product,
     Softmax,
     Value,
@@ -69,7 +69,7 @@ def _scaled(reader: _Reader, x: View, scale: Any, bias: Any = 0.0) -> View:
 
 def _linear(reader: _Reader, x: View, weights: Floats, shape: Any) -> View:
     _limit(weights.size)
-    return reader.networks.add(Linear(len(weights), x.flat(), weights), shape)
+    return reader.networks.add(Matrix(len(weights), x.flat(), weights), shape)
 
 
 # Curves

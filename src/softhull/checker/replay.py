@@ -40,10 +40,10 @@ from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
 from .forms import LARGEST_FORM, Forms, Part, pairs_within
-from .network import Curve, Input, Kink, Linear, Networks, Node, Product, Softmax, Sum, View
+from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View
 from .positions import Places
 from .quadratic import least
-from .softmax import Logits, NotAPlane, lower_plane, upper_plane
+from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
 Rules = Callable[[int, Balls], Rule | None]
@@ -115,7 +115,7 @@ class Functions:
 
 
 @dataclass(frozen=True)
-class Planes:
+class ProvedPlanes:
     """Proved planes of one softmax: ``[P, rows, K]`` offsets and ``[P, rows, K, K]`` slopes, below and above."""
 
     node: int
@@ -157,7 +157,7 @@ class Knowledge:
     def __init__(self, networks: Networks, region: Region) -> None:
         self.networks, self.region = networks, region
         self.functions: dict[int, Functions] = {}
-        self.planes: dict[int, Planes] = {}
+        self.planes: dict[int, ProvedPlanes] = {}
         self.forms = Forms(self)
         self._claimed: dict[int, tuple[Floats, Floats]] = {}
         self._apart: dict[int, dict[tuple[int, int], float]] = {}
@@ -295,7 +295,7 @@ class Knowledge:
     def _renew(self, index: int) -> None:
         self._boxes = {i: box for i, box in self._boxes.items() if i < index}
 
-    def derive_planes(self, index: int, below: Floats, above: Floats) -> Planes:
+    def derive_planes(self, index: int, below: Floats, above: Floats) -> ProvedPlanes:
         """Planes from ``below [P, R, K, 4]`` (reference, theta, alpha, gamma) and ``above [Q, R, K, K]`` (pulls)."""
         node = self.networks.nodes[index]
         if not isinstance(node, Softmax):
@@ -324,7 +324,7 @@ class Knowledge:
                         found[2][p, r, k], found[3][p, r, k] = _placed(slope, shown, K), offset
                 except NotAPlane as problem:
                     raise Refused(f"plane of row {r}, output {k}: {problem}") from None
-        return Planes(index, *found)
+        return ProvedPlanes(index, *found)
 
     # Walks
 
@@ -338,7 +338,7 @@ class Knowledge:
             if stops:
                 best.append(self.least(walk, rules))
             node, A = self.networks.nodes[top], walk.pending.pop(top)
-            if isinstance(node, Sum | Linear):
+            if isinstance(node, Sum | Matrix):
                 shift = times(A, matrix(node.bias[:, None]))[:, 0] if isinstance(node, Sum) else zeros(len(A))
                 walk.step(self.back(node, A), shift)
                 continue
@@ -376,13 +376,13 @@ class Knowledge:
             pending[view.node] = zeros(len(rows), self.networks.nodes[view.node].size)
         view.index.add(pending[view.node], rows)
 
-    def back(self, node: Sum | Linear, A: Balls) -> dict[int, Balls]:
+    def back(self, node: Sum | Matrix, A: Balls) -> dict[int, Balls]:
         """Coefficients on the inputs of an affine node; exact up to the rounding that the balls contain.
 
         Theorem: ``<a, W x> = <W'a, x>`` and ``<a, sum_i s_i x_i> = sum_i <a s_i, x_i>``.
         """
         found: dict[int, Balls] = {}
-        if isinstance(node, Linear):
+        if isinstance(node, Matrix):
             key = id(node)
             if key not in self._weights:
                 self._weights[key] = matrix(node.weights)

@@ -11,7 +11,7 @@ from .network import Network
 
 
 @dataclass(frozen=True)
-class Row:
+class NetworkRow:
     """One node of the graph."""
 
     index: int
@@ -23,10 +23,10 @@ class Row:
     relaxation: str
 
 
-def describe(network: Network) -> list[Row]:
+def describe(network: Network) -> list[NetworkRow]:
     """The nodes of a network in the order they are computed."""
     return [
-        Row(
+        NetworkRow(
             index,
             one_line(node.label),
             node.operator.name,

@@ -11,8 +11,8 @@ from .broadcast import broadcast
 from .graph import Graph, Node
 from .operator import Operator, Shape
 from .ops.add import Add, Subtract
+from .ops.dense import Dense
 from .ops.expand import Expand
-from .ops.linear import Linear
 from .ops.matmul import MatMul
 from .ops.product import Product
 from .ops.reshape import Reshape
@@ -87,7 +87,7 @@ class GraphBuilder:
 
     def linear(self, x: int, matrix: Tensor, left: bool = False) -> int:
         """Product of ``x`` with a constant matrix (or stack of them) on its right, or on its left."""
-        return self.add(Linear(matrix, None, left), x)
+        return self.add(Dense(matrix, None, left), x)
 
     def matmul(self, x: int, y: int) -> int:
         """Adds the matrix product of two variable tensors; returns its index."""

@@ -24,9 +24,9 @@ from .operator import Affine, Elementwise, Operator, Shape
 from .ops.add import Add, Subtract
 from .ops.centre import Centre
 from .ops.concat import Concat
+from .ops.dense import Dense
 from .ops.expand import Expand
 from .ops.gather import Gather
-from .ops.linear import Linear
 from .ops.log_sum_exp import LogSumExp
 from .ops.matmul import MatMul
 from .ops.normalize import InverseDeviation, Normalized
@@ -298,7 +298,7 @@ def _one(part: Part) -> Part:
 
 
 @restrict.register
-def _(operator: Linear, part: Part, shape: Shape, *shapes: Shape) -> Piece:
+def _(operator: Dense, part: Part, shape: Shape, *shapes: Shape) -> Piece:
     stacks, (rows, columns) = part[:-2], part[-2:]
     every = range(operator.matrix.shape[-1 if operator.left else -2])
     ends = (rows, tuple(every)) if operator.left else (tuple(every), columns)
@@ -309,7 +309,7 @@ def _(operator: Linear, part: Part, shape: Shape, *shapes: Shape) -> Piece:
     lines = (inner, columns) if operator.left else (rows, inner)
     need = (*_stretched(stacks, shapes[0][:-2]), *lines)
     bias = None if operator.bias is None else _of(operator.bias, part)
-    return _simple(Linear(matrix, bias, operator.left), part, need)
+    return _simple(Dense(matrix, bias, operator.left), part, need)
 
 
 @restrict.register

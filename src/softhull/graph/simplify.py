@@ -27,12 +27,12 @@ from .ops.add import Add, Subtract
 from .ops.centre import Centre
 from .ops.conv import Conv
 from .ops.cube import Cube
+from .ops.dense import Dense
 from .ops.erf import Erf
 from .ops.exp import Exp
 from .ops.expand import Expand
 from .ops.gelu import Gelu, TanhGelu
 from .ops.guard import Guard
-from .ops.linear import Linear
 from .ops.matmul import MatMul
 from .ops.normalize import InverseDeviation, Normalized
 from .ops.product import Product
@@ -177,7 +177,7 @@ def _undo(movement: Reshape | Transpose, constant: Tensor, before: Shape) -> Ten
 
 
 def _scale_before_matmul(view: View, node: Node) -> list[Step] | None:
-    """A common factor of attention scores belongs to the queries, whose layer takes it in."""
+    """A common factor of attention logits belongs to the queries, whose layer takes it in."""
     inner = view.node(node.inputs[0])
     if not isinstance(node.operator, Scale) or inner is None or not view.only_use(node.inputs[0]):
         return None
@@ -191,7 +191,7 @@ def _scale_before_matmul(view: View, node: Node) -> list[Step] | None:
 
 
 def _softmax_at_matmul(view: View, node: Node) -> list[Step] | None:
-    """A transpose, or axes of size one, between attention scores and their softmax move behind it."""
+    """A transpose, or axes of size one, between attention logits and their softmax move behind it."""
     inner = view.node(node.inputs[0])
     if not isinstance(node.operator, Softmax) or inner is None:
         return None
@@ -298,7 +298,7 @@ def _scale_into_layer(view: View, node: Node) -> list[Step] | None:
     if not isinstance(node.operator, Scale) or inner is None or not view.only_use(node.inputs[0]):
         return None
     scale, layer = node.operator, inner.operator
-    if not isinstance(layer, Linear | Conv) or not bool(scale.shift.isfinite().all()):
+    if not isinstance(layer, Dense | Conv) or not bool(scale.shift.isfinite().all()):
         return None
     axis = 1 if isinstance(layer, Conv) else len(node.shape) - (2 if layer.left else 1)
     factor = _along(scale.factor, axis, node.shape)

@@ -123,7 +123,7 @@ SST = Experiment(
 
 
 @dataclass
-class Row:
+class AttentionRow:
     """One network, radius and property: the images certified by every column, and those the attack breaks."""
 
     network: str
@@ -169,7 +169,7 @@ class Row:
             elif record.verdict is Verdict.ERROR:
                 self.failed[record.index] = record.message
 
-    def add(self, other: Row) -> None:
+    def add(self, other: AttentionRow) -> None:
         """Take over what was found for other images."""
         self.images += other.images
         self.misclassified |= other.misclassified
@@ -228,7 +228,7 @@ class AttentionStudy:
                     self._measure(name, eps, batch)
                     yield
 
-    def done(self) -> list[Row]:
+    def done(self) -> list[AttentionRow]:
         """The rows with at least one image."""
         return [row for row in self.rows if row.images]
 
@@ -259,11 +259,11 @@ class AttentionStudy:
     def _batches(self) -> list[range]:
         return [range(start, min(start + BATCH, self.images)) for start in range(0, self.images, BATCH)]
 
-    def _row(self, network: str, eps: float, kind: str) -> Row:
+    def _row(self, network: str, eps: float, kind: str) -> AttentionRow:
         cells: Iterable[float] = ()
         if kind == self.experiment.printed_property:
             cells = self.experiment.printed.get(network, {}).get(eps, ())
-        return Row(network, eps, kind, dict(zip(PAPER_COLUMNS, cells)))
+        return AttentionRow(network, eps, kind, dict(zip(PAPER_COLUMNS, cells)))
 
     def _measure(self, network: str, eps: float, batch: range) -> None:
         """Asks every column about a batch of images; what a stronger property proved is not asked again."""
@@ -286,7 +286,7 @@ class AttentionStudy:
         for column, seconds in spent.items():
             self.cpu_seconds[network][column] += seconds
 
-    def _kept(self, network: str, eps: float) -> list[Row]:
+    def _kept(self, network: str, eps: float) -> list[AttentionRow]:
         return [row for row in self.rows if (row.network, row.eps) == (network, eps)]
 
     def _verify(self, network: str, eps: float, images: Sequence[int], kind: str, column: str) -> Result:

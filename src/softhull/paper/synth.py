@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..bounds.softmax import softmax_bounds, softmax_planes
+from ..bounds.questions import softmax_bounds, softmax_planes
 from ..bounds.table import BOUNDS, Bound, Curvature, Exactness, Side, find_bound
 from ..errors import InvalidInput
 from ..study.point import exists_for

@@ -101,7 +101,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class UncertaintyRow:
     """One score at one radius: clean score, attack, and the certified bounds of the columns done so far."""
 
     score: str
@@ -131,7 +131,7 @@ class UncertaintyTable:
     columns: Sequence[str] = COLUMNS
     scores: Sequence[str] = ("nll", "brier")
     radii: Sequence[float] | None = None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[UncertaintyRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.dataset not in FILES:
@@ -169,9 +169,9 @@ class UncertaintyTable:
                 bounds[column] = Cell(self._printed(score, eps).get(column), mean, spent)
                 yield bounds[column]
 
-    def _row(self, score: str, eps: float, result: UncertaintyResult, bounds: dict[str, Cell]) -> Row:
+    def _row(self, score: str, eps: float, result: UncertaintyResult, bounds: dict[str, Cell]) -> UncertaintyRow:
         attacked = PRINTED_ATTACK.get(self.dataset, {}).get(score, {}).get(eps)
-        return Row(
+        return UncertaintyRow(
             score,
             eps,
             Cell(PRINTED_CLEAN[self.dataset].get(score), float(result.column("clean").mean())),

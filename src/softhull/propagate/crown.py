@@ -28,7 +28,7 @@ from ..regions import Region, inner
 from . import log_sum_exp as log_sum_exp  # registers its rules
 from . import normalize as normalize  # the same
 from . import products as products  # the same
-from . import softmax as softmaxes
+from . import softmax_steps as softmaxes
 from .free import Free
 from .knowledge import Knowledge
 from .methods import Linear, Paper

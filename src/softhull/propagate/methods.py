@@ -55,8 +55,8 @@ class Linear:
 class Paper:
     """DeepPoly as Wei et al. (2023) ran it for their attention tables.
 
-    Box bounds of every node, concretised at every node on the way back with the best kept; score differences by box
-    subtraction; tangent planes at the midpoint of the score box, for two tokens in the form for more than two; one
+    Box bounds of every node, concretised at every node on the way back with the best kept; logit differences by box
+    subtraction; tangent planes at the midpoint of the logit box, for two tokens in the form for more than two; one
     fixed pair of planes per product. Rounded to nearest, as there.
     """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .crown import LinearBounds
 from .free import Free
-from .softmax import better_differences
+from .softmax_steps import better_differences
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Chosen:
         return Chosen(self.rows.narrow(1, instance % self.rows.shape[1], 1), held)
 
 
-Apart = dict[int, list[Chosen]]  # for score differences, by softmax
+Apart = dict[int, list[Chosen]]  # for logit differences, by softmax
 
 
 def optimized_lower(

@@ -1,7 +1,7 @@
 """How bounds move through one kind of operator: a rule each for walks and for intervals, registered by its class.
 
-Affine and entrywise operators are here; ``products.py`` and ``softmax.py`` register the others. An operator of one of
-these kinds needs no rule of its own.
+Affine and entrywise operators are here; ``products.py`` and ``softmax_steps.py`` register the others. An operator of
+one of these kinds needs no rule of its own.
 """
 
 from __future__ import annotations

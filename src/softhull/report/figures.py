@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..bounds.softmax import softmax_bounds
+from ..bounds.questions import softmax_bounds
 from ..bounds.table import BOUNDS, Bound, Curvature
 from ..errors import InvalidInput, unknown
 from ..show import matplotlib as matplotlib

@@ -16,7 +16,7 @@ from ..study.tightness import SIDES, TightnessStudy
 from ..verify.result import Result, Verdict
 
 if TYPE_CHECKING:  # at run time this would load torch for every table
-    from ..formats.describe import Row as NetworkRow
+    from ..formats.describe import NetworkRow
     from ..paper.attention import AttentionStudy
 
 BEST = "bold green"

@@ -130,7 +130,7 @@ class Uncertainty(Question):
         return name, found, self.softmax_bound(found, bound)
 
     def softmax_bound(self, method: Any, bound: str | None) -> str:
-        from ..solve.softmax import parse_bounds
+        from ..solve.softmax_boxes import parse_bounds
 
         name = bound or str(inspect.signature(self.function()).parameters["bound"].default)
         parse_bounds(name)

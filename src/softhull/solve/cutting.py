@@ -15,7 +15,7 @@ from .dual import Dual
 from .optimum import Optimum, on_the_processor, trivial_bound
 from .relaxation import ActivationLines, Relaxation, StackRelaxation
 from .safe import Rows, safe_maximum
-from .softmax import Planes, SoftmaxBoxes
+from .softmax_boxes import PlaneStack, SoftmaxBoxes
 
 # Outputs that can never be larger get no planes: their coefficients would be lost inside the solver's tolerances.
 NEGLIGIBLE = 1e-8
@@ -271,7 +271,7 @@ class _Builder:
 
     def _violated(
         self,
-        planes: Planes,
+        planes: PlaneStack,
         m: int,
         network: int,
         imposed: np.ndarray,

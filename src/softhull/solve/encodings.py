@@ -17,8 +17,8 @@ from ..bounds.chords import log_chord_slope
 from ..bounds.linear import lin_lower, lin_upper
 from ..bounds.log_odds import log_odds_range
 from ..bounds.lse import log_sigmoid_rise
+from ..bounds.questions import softmax_planes
 from ..bounds.sigmoid_envelope import concave_envelope
-from ..bounds.softmax import softmax_planes
 from ..boxes import Box, make_box
 from ..errors import InvalidInput, MissingExtra
 

@@ -22,7 +22,7 @@ from ..regions import Region
 from .cuts import Cuts
 from .neurons import successive
 from .relaxation import ActivationLines, Relaxation
-from .softmax import Planes
+from .softmax_boxes import PlaneStack
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Lagrangian:
         low, high = (mask[:, None] for mask in relaxation.softmax.constant_sides(coefficients))
         self.least = [torch.where(low, part.softmax.least, 0.0) for part in relaxation.stacks]
         self.most = [torch.where(high, part.softmax.most, 1.0) for part in relaxation.stacks]
-        self.planes: list[tuple[Planes, Planes]] = []
+        self.planes: list[tuple[PlaneStack, PlaneStack]] = []
 
     def touch(self, at: list[Tensor]) -> None:
         """Move the softmax planes to the tangent points ``[B, M, K]`` of every stack."""
@@ -368,7 +368,7 @@ def _combine(weights: Tensor, slopes: Tensor) -> Tensor:
     return (weights.reshape(B, M, 1, P * K) @ slopes.reshape(B, M, P * K, -1))[:, :, 0]
 
 
-def _at(planes: Planes, z: Tensor) -> Tensor:
+def _at(planes: PlaneStack, z: Tensor) -> Tensor:
     B, M, P, K = planes.offsets.shape
     return (planes.slopes.reshape(B, M, P * K, -1) @ z[..., None]).reshape(B, M, P, K) + planes.offsets
 

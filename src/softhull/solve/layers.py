@@ -19,7 +19,7 @@ from ..errors import ModelError
 from ..graph.graph import Graph
 from ..graph.operator import Affine, Elementwise
 from ..graph.ops.conv import Conv
-from ..graph.ops.linear import Linear
+from ..graph.ops.dense import Dense
 from ..graph.ops.reshape import Reshape
 from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
@@ -255,9 +255,7 @@ def _only_placed(graph: Graph, passed: list[int]) -> bool:
     """Whether unit coefficients met one weighted sum and rearrangements alone: then nothing was rounded."""
     summing = [i for i in passed if not isinstance(graph.nodes[i].operator, Reshape | Transpose | Slice)]
     chain = all(len(graph.nodes[i].inputs) == 1 for i in passed)
-    return chain and (
-        not summing or (len(summing) == 1 and isinstance(graph.nodes[summing[0]].operator, Linear | Conv))
-    )
+    return chain and (not summing or (len(summing) == 1 and isinstance(graph.nodes[summing[0]].operator, Dense | Conv)))
 
 
 def _with_terms(layer: Layer, graph: Graph, index: int, source: dict[int, int], passed: list[int]) -> Layer:

@@ -19,7 +19,7 @@ from ..graph.rounding import share, underflow
 from ..regions import Region
 from .layers import Stack
 from .neurons import NeuronBounds, neuron_bounds
-from .softmax import SoftmaxBounds, SoftmaxBoxes
+from .softmax_boxes import SoftmaxBounds, SoftmaxBoxes
 
 # Lines per side of an activation that is curved; a kinked one needs exactly two.
 CURVED_LINES = 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..bounds.softmax import softmax_bounds
+from ..bounds.questions import softmax_bounds
 from ..bounds.table import BOUNDS, Bound, Side
 from ..errors import InvalidInput
 

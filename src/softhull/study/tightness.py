@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..bounds.softmax import softmax_planes
+from ..bounds.questions import softmax_planes
 from ..bounds.table import BOUNDS
 from ..errors import InvalidInput
 from ..solve.envelope import GRID_NODES, LARGEST_SIZE, softmax_envelope

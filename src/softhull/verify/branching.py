@@ -22,7 +22,7 @@ from ..propagate.structure import positions
 from ..solve.dual import Dual
 from ..solve.optimum import trivial_bound
 from ..solve.relaxation import Relaxation, relax
-from ..solve.softmax import EVERYTHING, SoftmaxBounds
+from ..solve.softmax_boxes import EVERYTHING, SoftmaxBounds
 from .engine import Work, stages
 from .ensemble import Layered
 from .margins import Margins

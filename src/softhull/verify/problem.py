@@ -46,7 +46,7 @@ class Solution:
     cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut
     # By row and instance: what proved a row that the first linear walk did not.
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)
-    # The same: what gradient steps chose for the row and, by softmax, for the score differences before it.
+    # The same: what gradient steps chose for the row and, by softmax, for the logit differences before it.
     chosen: dict[tuple[int, int], tuple[Chosen, Apart]] = field(default_factory=dict)
     # What was chosen to prove bounds: tensors whose rows belong to ``instances``, and whatever else a method keeps.
     choices: list[dict[str, Any]] = field(default_factory=list)

@@ -13,7 +13,7 @@ from ..graph.operator import Interval
 from ..propagate.structure import positions
 from ..solve.optimum import Optimum, trivial_bound
 from ..solve.relaxation import Relaxation, relax
-from ..solve.softmax import SoftmaxBounds
+from ..solve.softmax_boxes import SoftmaxBounds
 from .engine import Work, stages
 from .ensemble import Layered
 

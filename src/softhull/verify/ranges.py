@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..attack.score import ScoreAttack
 from ..attack.visits import Visits, attack_samples
+from ..bounds.questions import softmax_bounds
 from ..bounds.rounding import check_rounding
-from ..bounds.softmax import softmax_bounds
 from ..deadlines import TimeLimits
 from ..formats.network import Network
 from ..graph.graph import Graph

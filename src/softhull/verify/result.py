@@ -67,7 +67,7 @@ class Record:
     cuts: tuple[tuple[int, float], ...] = ()
     # What proved that the label stays ahead of a rival, by rival, where it was not a plain linear walk; None: unknown.
     proved_by: Mapping[int, str] | None = field(default=None, compare=False)
-    # What gradient steps chose, by rival: for the rival and for the score differences before it.
+    # What gradient steps chose, by rival: for the rival and for the logit differences before it.
     chosen: Mapping[int, tuple[Chosen, Apart]] = field(default_factory=dict, repr=False, compare=False)
     predicted: int | None = None  # the class of the unperturbed input
     new_class: int | None = None  # the class of the counterexample, as the model file computes it

@@ -26,7 +26,7 @@ from ..regions import AnyPerturbation, Region, as_perturbation
 from ..show import data_frame, html_table, new_axes
 from ..solve.dual import Dual
 from ..solve.layers import is_feedforward, stack_networks
-from ..solve.softmax import parse_bounds
+from ..solve.softmax_boxes import parse_bounds
 from .about import describe
 from .branching import Cells
 from .engine import solve

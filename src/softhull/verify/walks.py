@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import SofthullError
 from ..graph.operator import Interval
 from ..graph.rounding import share, underflow
-from ..propagate import softmax as softmaxes
+from ..propagate import softmax_steps as softmaxes
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Auto, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
@@ -107,7 +107,7 @@ def second_order(work: Work, walks: Walks, method: SecondOrder) -> Iterator[Walk
 
 
 def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor | None = None) -> Iterator[Walks]:
-    """Gradient steps on the free parameters of linear bounds, first for score differences, then for the rows.
+    """Gradient steps on the free parameters of linear bounds, first for logit differences, then for the rows.
 
     ``walks`` are those of the method on all instances, as far as it was used before.
     """
@@ -151,7 +151,7 @@ def networks_of(work: Work) -> Joined:
 
 @dataclass
 class Kept:
-    """What gradient steps chose: for score differences, and in the last walks on rows, piece by piece."""
+    """What gradient steps chose: for logit differences, and in the last walks on rows, piece by piece."""
 
     apart: Apart = field(default_factory=dict)
     rows: list[Chosen] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Try to break every claim of second order: ranges of forms, score differences, fitted rows, margins."""
+"""Try to break every claim of second order: ranges of forms, logit differences, fitted rows, margins."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _fits(second, instance, generator):
     """Quadratics below random combinations of probabilities, near random noise, of every softmax with short rows."""
     forms = second.forms
     noise = torch.rand((len(instance), forms.noise_count), generator=generator, dtype=forms.basis.map.dtype) * 2 - 1
-    for i, scores in forms.scores.items():
+    for i, logits in forms.logits.items():
         node = forms.graph.nodes[i]
         axis = node.operator.axis
         if node.shape[axis] - 1 in CELLS and node.operator.mask is None:  # others are not fitted
             A = torch.randn((len(instance), *node.shape), generator=generator, dtype=noise.dtype)
-            basis = forms.bases[scores.basis].take(instance)
-            yield i, A, FittedRows(A, axis, scores.take(instance), basis.values(noise))
+            basis = forms.bases[logits.basis].take(instance)
+            yield i, A, FittedRows(A, axis, logits.take(instance), basis.values(noise))
 
 
 def assert_claims_hold(graph, region, seed, memory=None):
@@ -120,24 +120,24 @@ def _assert_forms_hold(graph, second, ranges, b, values):
     for i, (least, most) in ranges.items():
         _assert_at_most(least[b], values[i])
         _assert_at_most(-most[b], -values[i])
-    for i, scores in second.forms.scores.items():
+    for i, logits in second.forms.logits.items():
         node = graph.nodes[i]
         assert isinstance(node.operator, Softmax)
         found = _rows_in_balls(values[node.inputs[0]], node.operator.axis)
         apart = found[..., :, None] - found[..., None, :]
-        _assert_at_most(scores.differences[0][b], apart)
-        _assert_at_most(-scores.differences[1][b], -apart)
+        _assert_at_most(logits.differences[0][b], apart)
+        _assert_at_most(-logits.differences[1][b], -apart)
 
 
 def _assert_fit_holds(node, A, fit, place, values, i):
-    """A quadratic of the scores below a combination of the probabilities of every row."""
+    """A quadratic of the logits below a combination of the probabilities of every row."""
     axis = node.operator.axis
-    scores = _rows_in_balls(values[node.inputs[0]], axis)
+    logits = _rows_in_balls(values[node.inputs[0]], axis)
     centre, slope = balls(fit.centre[place]), balls(fit.slope[place])
     value, matrix = balls(fit.value[place]), balls(fit.matrix[place])
     weighted = _rows_in_balls(balls(A) * values[i], axis).sum(-1)
     for r, order in enumerate(fit.order[place].tolist()):
-        found = scores[r][order]
+        found = logits[r][order]
         y = found[:-1] - found[-1] - centre[r]
         claimed = value[r] + (slope[r] * y).sum() + (y * (matrix[r] @ y)).sum()
         assert not claimed > weighted[r], (float(claimed), weighted[r])

@@ -9,7 +9,7 @@ from flint import arb
 
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.softmax import Softmax
-from softhull.propagate import softmax as softmaxes
+from softhull.propagate import softmax_steps as softmaxes
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear, SecondOrder
 from softhull.propagate.optimize import optimized_lower

@@ -1,4 +1,4 @@
-"""No point of a region violates a claim of second order: score differences, probabilities, rows, margins."""
+"""No point of a region violates a claim of second order: logit differences, probabilities, rows, margins."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...graph.rounding import share
 from .affine_form import Basis
+from .logits import LogitRows
 from .row_fit import fit_rows
-from .scores import ScoreRows
 
 if TYPE_CHECKING:
     from .specification import Quadratic
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 class FittedRows:
     """All rows of one softmax met with coefficients ``A [P, *shape]`` on its probabilities.
 
-    In every row the last of a chosen order is the reference; ``y_j`` is the difference of a score to it, less its
+    In every row the last of a chosen order is the reference; ``y_j`` is the difference of a logit to it, less its
     centre: ``y = slopes z + radius e`` with one fresh noise number e for each remainder.
     """
 
-    def __init__(self, A: Tensor, axis: int, scores: ScoreRows, z: Tensor) -> None:
-        self.scores = scores
+    def __init__(self, A: Tensor, axis: int, logits: LogitRows, z: Tensor) -> None:
+        self.logits = logits
         self.axis = axis
-        at, (low, high) = scores.at, scores.differences
+        at, (low, high) = logits.at, logits.differences
         P, R, K = at.shape
         weights = A.movedim(axis + 1, -1).expand(P, *A.shape[1 : axis + 1], *A.shape[axis + 2 :], K).reshape(P, R, K)
         # The reference whose differences to the others have the smallest box.
@@ -44,7 +44,7 @@ class FittedRows:
             return t.gather(-2, order[..., :, None].expand(t.shape))
 
         at = arranged(at)
-        remainder = [pairs(end)[..., :-1, -1] for end in scores.remainder]
+        remainder = [pairs(end)[..., :-1, -1] for end in logits.remainder]
         self.radius = (remainder[1] - remainder[0]) / 2
         shift = remainder[0] + self.radius
         self.centre = at[..., :-1] - at[..., -1:] + shift  # of x_j - x_reference
@@ -52,7 +52,7 @@ class FittedRows:
         lower, upper = low[..., :-1, -1] - self.centre, high[..., :-1, -1] - self.centre
         between = self.centre[..., :, None] - self.centre[..., None, :]
         apart = low[..., :-1, :-1] - between, high[..., :-1, :-1] - between
-        slope = scores.slope.expand(P, *scores.slope.shape[1:])
+        slope = logits.slope.expand(P, *logits.slope.shape[1:])
         slope = slope.gather(-2, order[..., None].expand(*order.shape, slope.shape[-1]))
         self.slopes = slope[..., :-1, :] - slope[..., -1:, :]  # [P, R, m, r]
         point = (self.slopes @ z[:, None, : slope.shape[-1], None])[..., 0]
@@ -68,16 +68,16 @@ class FittedRows:
         self.value, self.slope, self.matrix = (t.unflatten(0, (P, R)) for t in (fit.value, fit.slope, fit.matrix))
 
     def linear(self, shape: torch.Size) -> tuple[tuple[Tensor], Tensor]:
-        """Coefficients ``[1, P, *shape]`` on the scores, and the constant."""
+        """Coefficients ``[1, P, *shape]`` on the logits, and the constant."""
         K = self.order.shape[-1]
         full = torch.cat((self.slope, -self.slope.sum(-1, keepdim=True)), -1)
-        on_scores = torch.zeros_like(full).scatter(-1, self.order, full)
+        on_logits = torch.zeros_like(full).scatter(-1, self.order, full)
         constant = (self.value - (self.slope * self.centre).sum(-1)).sum(-1)
         # One sum over all rows and differences; those of the slope of the reference meet its centre, which is zero.
         size = self.value.abs().sum(-1) + (self.slope.abs() * self.centre.abs()).sum((-2, -1))
         size = share(max(64, self.slope[0].numel() + self.value.shape[-1]), full.dtype) * size
         moved = [s for i, s in enumerate(shape) if i != self.axis] + [K]
-        return (on_scores.reshape(-1, *moved).movedim(-1, self.axis + 1)[None],), (constant - size)[None]
+        return (on_logits.reshape(-1, *moved).movedim(-1, self.axis + 1)[None],), (constant - size)[None]
 
     def add_to(self, quadratic: Quadratic, basis: Basis, number: int) -> None:
         """Add ``y'H y`` with fresh noise for the remainders."""

@@ -23,10 +23,10 @@ from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
 from .affine_form import AffineForm, Basis, input_form
+from .logits import LogitRows, ProductLogits
 from .remainders import Gauge
 from .rules import NoAffineForms as NoAffineForms
 from .rules import affine_form
-from .scores import ProductScores, ScoreRows
 
 # Affine forms may take this many times what one coefficient tensor of the linear bounds may.
 TENSORS = 32
@@ -59,7 +59,7 @@ class Forms:
     """The affine forms that the products of a graph need, over the region of ``bounds``.
 
     ``factors`` are the factors of the products (of all of them, if ``memory`` bytes suffice), ``bases`` the bases they
-    are written in, by number, over ``noise_count`` noise numbers. ``bounds`` know the score differences found on the
+    are written in, by number, over ``noise_count`` noise numbers. ``bounds`` know the logit differences found on the
     way, so that their planes are at least as good as before.
     """
 
@@ -76,7 +76,7 @@ class Forms:
         self.factors: dict[int, Factors] = {}
         self.forgotten = 0  # products whose factors did not fit
         self.errors: dict[int, Tensor] = {}  # radii of the fresh noise of probabilities
-        self.scores: dict[int, ScoreRows] = {}
+        self.logits: dict[int, LogitRows] = {}
         self._forms: dict[int, AffineForm] = {-1: form}
         self._gauge: Gauge | None = None
         self._metric: Tensor | None = None
@@ -122,7 +122,7 @@ class Forms:
     def held(self) -> int:
         """The bytes of all slopes and maps that are kept."""
         forms = [*self._forms.values(), *(form for found in self.factors.values() for form in (found.x, found.y))]
-        rows = self.scores.values()
+        rows = self.logits.values()
         metrics = [found.metric for found in self.factors.values() if found.metric is not None]
         tensors = [*(form.slope for form in forms), *(t for row in rows for t in (row.slope, *row.remainder)), *metrics]
         return sum(basis.bytes for basis in self.bases.values()) + _bytes(tensors)
@@ -161,7 +161,7 @@ class Forms:
 
     def _release_bases(self) -> None:
         """Drop the bases in which nothing is written any more."""
-        products, rows = self.factors.values(), self.scores.values()
+        products, rows = self.factors.values(), self.logits.values()
         used = {self.current, *(found.basis for found in products), *(found.basis for found in rows)}
         self.bases = {number: basis for number, basis in self.bases.items() if number in used}
 
@@ -189,7 +189,7 @@ class Forms:
         """Leave a product, and the rows of probabilities before it, to linear relaxations."""
         del self.factors[index]
         self.forgotten += 1
-        self.scores = {i: rows for i, rows in self.scores.items() if i > index}
+        self.logits = {i: rows for i, rows in self.logits.items() if i > index}
         self._release_bases()
 
     def _renumber(self) -> None:
@@ -237,12 +237,12 @@ class Forms:
         """The form of a node from those of its inputs, which are at hand."""
         return affine_form(self.graph.nodes[index].operator, self, index)
 
-    def know_differences(self, index: int, rows: ScoreRows, shown: Tensor) -> None:
+    def know_differences(self, index: int, rows: LogitRows, shown: Tensor) -> None:
         """The rows of one softmax; planes and probabilities of the linear bounds may use their differences.
 
         ``shown [K']`` are the logits that some row sees; of the others nothing is known.
         """
-        self.scores[index] = rows
+        self.logits[index] = rows
         low, high = rows.differences
         length = self.graph.nodes[index].shape[self.graph.nodes[index].operator.axis]
         if len(shown) < length:
@@ -324,7 +324,7 @@ class Forms:
 
 
 def needed_forms(graph: Graph) -> set[int]:
-    """The nodes whose forms the products need; scores that are a product themselves are taken from its factors."""
+    """The nodes whose forms the products need; logits that are a product themselves are taken from its factors."""
     needed: set[int] = set()
     waiting = [i for node in graph.nodes if isinstance(node.operator, Bilinear) for i in node.inputs]
     while waiting:
@@ -333,9 +333,9 @@ def needed_forms(graph: Graph) -> set[int]:
             continue
         needed.add(index)
         node = graph.nodes[index]
-        scores = node.inputs[0] if isinstance(node.operator, Softmax) else -1
-        if scores >= 0 and ProductScores.fits(graph, index):
-            waiting.extend(graph.nodes[scores].inputs)
+        logits = node.inputs[0] if isinstance(node.operator, Softmax) else -1
+        if logits >= 0 and ProductLogits.fits(graph, index):
+            waiting.extend(graph.nodes[logits].inputs)
         else:
             waiting.extend(node.inputs)
     return needed
@@ -346,7 +346,7 @@ def last_uses(graph: Graph, needed: set[int]) -> dict[int, int]:
     found = dict.fromkeys((-1, *needed), -1)
     for index, node in enumerate(graph.nodes):
         asked = node.inputs if index in needed or isinstance(node.operator, Bilinear) else ()
-        if index in needed and ProductScores.fits(graph, index):
+        if index in needed and ProductLogits.fits(graph, index):
             asked = graph.nodes[node.inputs[0]].inputs
         found |= dict.fromkeys(asked, index)
     return found

@@ -1,4 +1,4 @@
-"""Probabilities as affine functions of the scores: ``p_k = value_k + slope_k . (x - at) +- error_k``."""
+"""Probabilities as affine functions of the logits: ``p_k = value_k + slope_k . (x - at) +- error_k``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...graph.operator import Interval
 from ...graph.rounding import ulps, underflow
 
-# Rows longer than this use only their two largest scores as references below.
+# Rows longer than this use only their two largest logits as references below.
 _ALL_REFERENCES = 8
 _SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0)  # from the chord to the tangent
 _OPERATIONS = 64  # more than there are on the way to a value
@@ -20,7 +20,7 @@ _SHARES = (0.85, 1.0, 1.18)  # of the slope in s that matches the tangent
 
 @dataclass(frozen=True)
 class AffineProbabilities:
-    """``|p_k - value_k - slope_k . (x - at)| <= error_k`` for all scores with the given differences.
+    """``|p_k - value_k - slope_k . (x - at)| <= error_k`` for all logits with the given differences.
 
     ``at``, ``value``, ``error`` are ``[..., K]``, ``slope [..., K, K]`` has rows that sum to zero.
     """
@@ -42,7 +42,7 @@ def tangent_directions(at: Tensor) -> Tensor:
 def affine_probabilities(
     at: Tensor, differences: Interval, directions: Tensor, reach: Callable[[Tensor], Interval]
 ) -> AffineProbabilities:
-    """Affine functions close to softmax over all scores x with ``lower <= x_j - x_k <= upper`` (``[..., j, k]``).
+    """Affine functions close to softmax over all logits x with ``lower <= x_j - x_k <= upper`` (``[..., j, k]``).
 
     ``directions`` are those of ``tangent_directions(at)``; ``reach(directions)`` bounds ``directions_k . (x - at)``,
     at least as well as the differences do.

@@ -1,6 +1,6 @@
 """Quadratics below a combination of the probabilities of one attention row: fitted, then certified cell by cell.
 
-For weights A the function ``phi(y) = sum_k A_k p_k`` of the differences ``y_j`` to a reference score is smooth, and a
+For weights A the function ``phi(y) = sum_k A_k p_k`` of the differences ``y_j`` to a reference logit is smooth, and a
 quadratic follows it more closely than any plane. The fit is by least squares and promises nothing. The promise is its
 offset: the box of differences is cut into cells, and in each the fitted quadratic is moved below phi, by value,
 gradient and Hessian at the centre of the cell and a bound on third derivatives.
@@ -41,7 +41,7 @@ class RowFit:
 
 
 def fit_rows(A: Tensor, at: Tensor, lower: Tensor, upper: Tensor, apart: Interval, point: Tensor) -> RowFit:
-    """Quadratics in ``y`` below ``sum_k A_k p_k`` of rows with scores ``at + (y, 0)``, the reference being the last.
+    """Quadratics in ``y`` below ``sum_k A_k p_k`` of rows with logits ``at + (y, 0)``, the reference being the last.
 
     ``A, at [N, m + 1]``; ``lower <= y <= upper`` (``[N, m]``), and ``apart`` bounds ``y_i - y_k`` (``[N, m, m]`` each);
     among some fits the one that is highest at ``point [N, m]`` is taken.
@@ -98,8 +98,8 @@ class _Phi:
     """phi, its gradient and its Hessian at points ``[N, cells, m]``."""
 
     def __init__(self, A: Tensor, at: Tensor, y: Tensor) -> None:
-        scores = at[:, None] + torch.nn.functional.pad(y, (0, 1))
-        p = scores.softmax(-1)
+        logits = at[:, None] + torch.nn.functional.pad(y, (0, 1))
+        p = logits.softmax(-1)
         # Relative to the mean of A, so that a common part of the weights costs no digits.
         self.common = A.mean(-1)
         a = (A - self.common[:, None])[:, None]

@@ -22,8 +22,8 @@ from ...graph.ops.softmax import Softmax
 from ...graph.rounding import outward, ulps
 from .affine_form import AffineForm
 from .elementwise import parallel_band
+from .logits import ProductLogits
 from .probabilities import AffineProbabilities, affine_probabilities, tangent_directions
-from .scores import ProductScores
 
 if TYPE_CHECKING:
     from .forward import Forms
@@ -159,21 +159,21 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     masked = None if operator.masked is None else _by_rows(operator.masked.expand(1, *node.shape), axis)
     seen = torch.ones(node.shape[axis], dtype=torch.bool, device=lower.device)
     shown = (seen if masked is None else ~masked.flatten(0, 1).all(0)).nonzero()[:, 0]
-    scores = ProductScores.of(forms, index, shown)
+    logits = ProductLogits.of(forms, index, shown)
     known = forms.bounds.differences(index)
     if known is not None:
         known = known[0][..., shown[:, None], shown], known[1][..., shown[:, None], shown]
-    rows = scores.rows(known)
+    rows = logits.rows(known)
     forms.know_differences(index, rows, shown)
-    at, differences = scores.at, rows.differences
+    at, differences = logits.at, rows.differences
     if masked is not None:
         at, differences = _far_below(masked[..., shown], at, differences)
-    affine = affine_probabilities(at, differences, tangent_directions(at), scores.reach)
+    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach)
     leak = torch.zeros_like(at[..., :1])
     if masked is not None:
         leak = _by_rows(operator.leak(lower, upper), axis)
         affine = _leaking(masked[..., shown], affine, leak)
-    slope, (low, high) = scores.combined(affine.slope)
+    slope, (low, high) = logits.combined(affine.slope)
     value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
     if len(shown) < len(seen):
         value, error = (t.new_zeros(*t.shape[:2], len(seen)).index_copy(2, shown, t) for t in (value, error))

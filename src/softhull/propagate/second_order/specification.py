@@ -18,7 +18,7 @@ from torch import Tensor
 from ...graph.operator import Bilinear
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import accumulated, share
-from .. import softmax as softmaxes
+from .. import softmax_steps as softmaxes
 from ..crown import LinearBounds, LinearWalk
 from ..knowledge import Knowledge
 from ..structure import pieces, positions
@@ -122,7 +122,7 @@ class SecondOrderBounds:
         linear = rows.new_zeros(P, forms.noise_count)
         linear[:, : forms.noise.inputs] = (on_input * radius).flatten(1)
         rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant.abs()
-        for number in (fit.scores.basis for fit in walk.fits):
+        for number in (fit.logits.basis for fit in walk.fits):
             if number not in walk.matrices:
                 size = walk.bases[number].size
                 walk.matrices[number] = rows.new_zeros(P, size, size)
@@ -133,7 +133,7 @@ class SecondOrderBounds:
             list(walk.matrices.values()),
         )
         for fit in walk.fits:
-            fit.add_to(found, walk.bases[fit.scores.basis], list(walk.matrices).index(fit.scores.basis))
+            fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
         return found
 
     def lower(
@@ -148,7 +148,7 @@ class SecondOrderBounds:
         """Lower bounds ``[P]`` on ``<rows, node>``; work on one ends when it exceeds its ``target [P]``.
 
         The node is that of number ``index``, by default the output. ``fitted``: attention rows by quadratics of their
-        scores instead of planes, which costs more.
+        logits instead of planes, which costs more.
         """
         found = []
         for part in pieces(positions(rows), self._together()):
@@ -192,14 +192,14 @@ class _Collecting(LinearWalk):
             deviations = split.matrix()
             self.matrices[number] = self.matrices[number] + deviations if number in self.matrices else deviations
             return zip(node.inputs, backs), shift - split.charge()
-        if self.near is not None and index in self.forms.scores:
+        if self.near is not None and index in self.forms.logits:
             assert isinstance(node.operator, Softmax)
             if node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None:
-                scores = self.forms.scores[index].take(self.instances)
-                fit = FittedRows(A[0], node.operator.axis, scores, self.bases[scores.basis].values(self.near))
+                logits = self.forms.logits[index].take(self.instances)
+                fit = FittedRows(A[0], node.operator.axis, logits, self.bases[logits.basis].values(self.near))
                 self.fits.append(fit)
-                on_scores, shift = fit.linear(A.shape[2:])
-                return zip(node.inputs, on_scores), shift
+                on_logits, shift = fit.linear(A.shape[2:])
+                return zip(node.inputs, on_logits), shift
         return super().step(index, A)
 
 

@@ -1,4 +1,4 @@
-"""Scores of a softmax as forms: by rows, with the remainders of their products bounded where they are used."""
+"""Logits of a softmax as forms: by rows, with the remainders of their products bounded where they are used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEAR = 1 << 20  # numbers worked on at once
 
 
 @dataclass(frozen=True)
-class ScoreRows:
+class LogitRows:
     """What is known of the rows of one softmax: ``x_j - x_k = at_j - at_k + (slope_j - slope_k) . z + remainder_jk``.
 
     ``at [B, rows, K]``, ``slope [B, rows, K, r]`` over the basis of number ``basis``; the intervals ``remainder`` and
@@ -34,7 +34,7 @@ class ScoreRows:
     differences: Interval
     basis: int
 
-    def take(self, instances: Tensor) -> ScoreRows:
+    def take(self, instances: Tensor) -> LogitRows:
         """The rows of some of the instances."""
         slope = self.slope if self.slope.shape[0] == 1 else self.slope[instances]
         remainder = self.remainder[0][instances], self.remainder[1][instances]
@@ -42,10 +42,10 @@ class ScoreRows:
         return replace(self, at=self.at[instances], slope=slope, remainder=remainder, differences=differences)
 
 
-class ProductScores:
-    """The rows of scores of one softmax: ``at [B, rows, K]``, slopes ``[B, rows, K, r]``, and a remainder.
+class ProductLogits:
+    """The rows of logits of one softmax: ``at [B, rows, K]``, slopes ``[B, rows, K, r]``, and a remainder.
 
-    Where the scores are a matrix product, every row shares one factor: ``x_k = a . b_k``. A combination
+    Where the logits are a matrix product, every row shares one factor: ``x_k = a . b_k``. A combination
     ``sum_k c_k x_k`` then has the remainder ``da . (sum_k c_k db_k)``, which is bounded for the combination as a whole.
     """
 
@@ -54,7 +54,7 @@ class ProductScores:
     ) -> None:
         self.forms = forms
         self.at = at
-        self.slack = slack  # what rounding may cost a score
+        self.slack = slack  # what rounding may cost a logit
         self.slope = slope
         self._rows = at.shape[1]
         self._own: Tensor | None = None
@@ -70,7 +70,7 @@ class ProductScores:
 
     @staticmethod
     def fits(graph: Graph, index: int) -> bool:
-        """Whether the scores of a softmax are a matrix product, row by row."""
+        """Whether the logits of a softmax are a matrix product, row by row."""
         node = graph.nodes[index]
         if not isinstance(node.operator, Softmax) or node.inputs[0] < 0:
             return False
@@ -84,12 +84,12 @@ class ProductScores:
         )
 
     @staticmethod
-    def of(forms: Forms, index: int, shown: Tensor) -> ProductScores:
+    def of(forms: Forms, index: int, shown: Tensor) -> ProductLogits:
         """The logits of a softmax at ``shown [K']`` as affine forms, with the product behind them if there is one."""
         node = forms.graph.nodes[index]
         assert isinstance(node.operator, Softmax)
         axis = node.operator.axis
-        if not ProductScores.fits(forms.graph, index):
+        if not ProductLogits.fits(forms.graph, index):
             form = forms.form(node.inputs[0])
             at = form.centre.movedim(axis + 1, -1)
             slope = form.slope.movedim(axis + 2, -1).flatten(2, -2).movedim(1, -1)
@@ -97,7 +97,7 @@ class ProductScores:
             cost = share(at.shape[-1] + slope.shape[-1], at.dtype)
             slack = form.error + cost * form.size(forms.basis).nan_to_num(posinf=0.0)
             slack = slack.movedim(axis + 1, -1).reshape(at.shape)
-            return ProductScores(forms, at[..., shown], slope[..., shown, :], slack[..., shown], None, None)
+            return ProductLogits(forms, at[..., shown], slope[..., shown, :], slack[..., shown], None, None)
         x, y = (forms.form(i) for i in forms.graph.nodes[node.inputs[0]].inputs)
         r = max(x.slope.shape[1], y.slope.shape[1])
         left, right = (x.centre, x.padded(r)), (y.centre.mT, y.padded(r).mT)  # [.., I, m], [.., J, m]
@@ -119,7 +119,7 @@ class ProductScores:
         slack = 4 * share(at.shape[-1] + a.shape[-1] + r, at.dtype) * product.value(*sizes)
         slack = slack + product.value(errors[0], sizes[1] + errors[1]) + product.value(sizes[0], errors[1])
         slack = slack.movedim(axis + 1, -1).reshape(B, -1, node.shape[axis])[..., shown]
-        return ProductScores(forms, at.flatten(1, 2), slope.flatten(1, 2), slack, da, db)
+        return ProductLogits(forms, at.flatten(1, 2), slope.flatten(1, 2), slack, da, db)
 
     def remainder(self, c: Tensor) -> Interval:
         """The range ``[B, rows, N]`` of the remainder of ``sum_k c_k x_k`` for weights ``c [B, rows, N, K]``."""
@@ -145,7 +145,7 @@ class ProductScores:
         radius = self._radius(directions)
         return low - radius, high + radius
 
-    def rows(self, known: Interval | None) -> ScoreRows:
+    def rows(self, known: Interval | None) -> LogitRows:
         """All differences within the rows, met with what is known of them."""
         K = self.at.shape[-1]
         first, second = torch.triu_indices(K, K, 1, device=self.at.device)
@@ -168,7 +168,7 @@ class ProductScores:
         if known is not None:
             lower, upper = torch.maximum(lower, known[0]), torch.minimum(upper, known[1])
         differences = torch.minimum(lower, upper), torch.maximum(lower, upper)
-        return ScoreRows(self.at, self.slope, remainder, differences, self.forms.current)
+        return LogitRows(self.at, self.slope, remainder, differences, self.forms.current)
 
     def _radius(self, directions: Tensor) -> Tensor:
         """A few rows at once over the noise: with many directions that is less work than over the basis."""

@@ -12,13 +12,13 @@ from ..operator import Affine, Interval, Shape, sum_per_instance
 
 
 @dataclass(frozen=True)
-class Linear(Affine):
+class Dense(Affine):
     """``x @ matrix + bias``, or ``matrix @ x + bias`` with ``left``; ``bias`` broadcasts to the output shape.
 
     ``matrix`` may carry batch dimensions in front, which broadcast against those of ``x``.
     """
 
-    name: ClassVar[str] = "Linear"
+    name: ClassVar[str] = "Dense"
     matrix: Tensor
     bias: Tensor | None = None
     left: bool = False

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..bounds.softmax import tangent_planes
+from ..bounds.questions import tangent_planes
 from ..bounds.table import BOUNDS, Side
 from ..boxes import Box, make_box
 from ..errors import InvalidInput, unknown
@@ -63,7 +63,7 @@ def parse_bounds(name: str) -> SoftmaxBounds:
 
 
 @dataclass(frozen=True)
-class Planes:
+class PlaneStack:
     """``slopes [B, M, P, K, K]`` and ``offsets [B, M, P, K]``: P planes for every output of every network."""
 
     slopes: Tensor
@@ -117,7 +117,7 @@ class SoftmaxBoxes:
         """The midpoints of the boxes."""
         return self.lower + (self.upper - self.lower) / 2
 
-    def planes(self, at: Tensor) -> tuple[Planes, Planes]:
+    def planes(self, at: Tensor) -> tuple[PlaneStack, PlaneStack]:
         """Lower and upper tangent planes at logits ``[B, M, K]``, which are moved into the box first."""
         inside = torch.minimum(torch.maximum(at, self.lower), self.upper).cpu().numpy()
         below = [BOUNDS[name].lower for name in self.chosen.lower]
@@ -130,14 +130,14 @@ class SoftmaxBoxes:
         assert side is not None
         return tangent_planes(replace(side, in_differences=True), self.box, at, from_below, self.outward)
 
-    def _side(self, sides: list[Side | None], at: np.ndarray, from_below: bool) -> Planes:
+    def _side(self, sides: list[Side | None], at: np.ndarray, from_below: bool) -> PlaneStack:
         slopes, offsets = [], []
         for side in sides:
             found = self._tangent(side, at - self.box.shift, from_below)
             rows, offset = replace(found, at=at).dense()
             slopes.append(rows)
             offsets.append(offset)
-        return Planes(_tensor(np.stack(slopes, 2), self.lower), _tensor(np.stack(offsets, 2), self.lower))
+        return PlaneStack(_tensor(np.stack(slopes, 2), self.lower), _tensor(np.stack(offsets, 2), self.lower))
 
 
 def _tensor(values: np.ndarray, like: Tensor) -> Tensor:

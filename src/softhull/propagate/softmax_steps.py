@@ -1,7 +1,7 @@
-"""Softmax inside a walk: score differences, planes by output, the simplex multiplier.
+"""Softmax inside a walk: logit differences, planes by output, the simplex multiplier.
 
 Planes hold as they are given; combining them rounds. The coefficients of a combination are off by a share of the
-slopes, which matters over the reach of the scores around the anchor, and its constant by a share of the values and of
+slopes, which matters over the reach of the logits around the anchor, and its constant by a share of the values and of
 the slopes times the anchor. All planes that may be mixed with each other are moved apart by that much beforehand.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.planes import Planes
-from ..bounds.softmax import softmax_bounds, softmax_planes
+from ..bounds.questions import softmax_bounds, softmax_planes
 from ..bounds.table import find_bound
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.softmax import Softmax
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _DENSE_UP_TO = 128
 # Rows up to this length get further tangent planes to mix when parameters are optimised.
 _MIXED_UP_TO = 32
-# More score differences than this in one softmax are left to box subtraction: without contracted products a walk
+# More logit differences than this in one softmax are left to box subtraction: without contracted products a walk
 # gains little on it (0.03 % of the margin for 6936 differences of a vision transformer, at three times the cost).
 _PAIRS = 4096
 # More than this are not worth contracted products or gradient steps of their own.
@@ -117,7 +117,7 @@ class CompactPlanes:
         return rise + fall, (constant + rest).sum(-1)
 
 
-RowPlanes = DensePlanes | CompactPlanes
+PlanesOfRows = DensePlanes | CompactPlanes
 
 
 @step.register(Softmax)
@@ -148,9 +148,9 @@ def _(operator: Softmax, bounds: LinearBounds, index: int, A: Tensor, contract: 
 
 @tightest.register(Softmax)
 def _(operator: Softmax, bounds: LinearBounds, index: int, consumer: Elementwise | None) -> Interval:
-    """Exact extrema of every probability, given the score box and the score differences."""
+    """Exact extrema of every probability, given the logit box and the logit differences."""
     lower, upper = operator.interval(bounds.interval(bounds.graph.nodes[index].inputs[0]))
-    low, high, known = _scores(bounds, index)
+    low, high, known = _logits(bounds, index)
     if known is None:
         return lower, upper
     axis = operator.axis
@@ -179,8 +179,8 @@ def differences(bounds: LinearBounds, index: int) -> Interval | None:
     return _tighten(bounds, index, found, lambda i, C: bounds.between(i, C, contract))
 
 
-def _scores(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval | None]:
-    """The box of the scores ``[B, rows, K]`` and what is known of their differences."""
+def _logits(bounds: LinearBounds, index: int) -> tuple[Tensor, Tensor, Interval | None]:
+    """The box of the logits ``[B, rows, K]`` and what is known of their differences."""
     axis = _axis(bounds, index)
     lower, upper = (_rows(end, axis) for end in bounds.interval(bounds.graph.nodes[index].inputs[0]))
     found = bounds.differences(index)
@@ -220,13 +220,13 @@ def _leak(bounds: LinearBounds, index: int) -> Tensor | None:
 
 
 def _unmasked(lower: Tensor, upper: Tensor) -> Interval:
-    """The box with scores of -inf, which have probability 0 whatever the others do, put at 0."""
+    """The box with logits of -inf, which have probability 0 whatever the others do, put at 0."""
     masked = upper == -math.inf
     return lower.masked_fill(masked, 0.0), upper.masked_fill(masked, 0.0)
 
 
 def _known(bound: Tensor, nothing: float) -> Tensor:
-    """Differences with a masked score are NaN: nothing is known of them."""
+    """Differences with a masked logit are NaN: nothing is known of them."""
     return torch.where(bound.isnan(), torch.full_like(bound, nothing), bound)
 
 
@@ -292,7 +292,7 @@ def _tighten(bounds: LinearBounds, index: int, found: Interval, between: Callabl
     return low, high
 
 
-def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: Free | None = None) -> RowPlanes:
+def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: Free | None = None) -> PlanesOfRows:
     """Planes of all rows of one softmax; free parameters mix them with others."""
     knowledge = bounds.knowledge
     planes = knowledge.find("planes", index, lambda: _charged(bounds, index, [_tangent_planes(bounds, index)])[0])
@@ -321,22 +321,22 @@ def row_planes(bounds: LinearBounds, index: int, specifications: int = 1, free: 
 
 
 def touching(bounds: LinearBounds, index: int, at: Tensor) -> LinearBounds:
-    """Bounds whose planes of one softmax are tangent at scores ``[B, rows, K]``, moved into their box, if not too long.
+    """Bounds whose planes of one softmax are tangent at logits ``[B, rows, K]``, moved into their box, if not too long.
 
     Where parameters are optimised, planes tangent at the middle are mixed with others, as ever.
     """
     if at.shape[-1] > _DENSE_UP_TO:
         return bounds
     with torch.no_grad():
-        lower, upper, known = _scores(bounds, index)
+        lower, upper, known = _logits(bounds, index)
         at = torch.minimum(torch.maximum(at, lower), upper)
         (planes,) = _charged(bounds, index, [_dense(*_both_sides(bounds, lower, upper, at, known))])
     return bounds.knowing(bounds.knowledge.with_planes(index, planes))
 
 
-def _tangent_planes(bounds: LinearBounds, index: int) -> RowPlanes:
-    """The planes of the method's bound at the midpoint of the score box."""
-    lower, upper, known = _scores(bounds, index)
+def _tangent_planes(bounds: LinearBounds, index: int) -> PlanesOfRows:
+    """The planes of the method's bound at the midpoint of the logit box."""
+    lower, upper, known = _logits(bounds, index)
     if bounds.method.pad_pairs and lower.shape[-1] == 2:
         masked = lower.new_full((*lower.shape[:-1], 1), -math.inf)
         low, high = (torch.cat((end, masked), -1) for end in (lower, upper))
@@ -359,7 +359,7 @@ def _charged(bounds: LinearBounds, index: int, planes: list[Any]) -> list[Any]:
         planes = [some.moved(-leak, leak) for some in planes]
     if not bounds.outward:
         return planes
-    low, high = _unmasked(*_scores(bounds, index)[:2])
+    low, high = _unmasked(*_logits(bounds, index)[:2])
     at = planes[0].at
     reach = 1 + 2 * (torch.maximum(high - at, at - low) + at.abs())
     # Sums over the outputs for a slope, over all of them and their rows for the constant; mixing takes a few more.
@@ -384,8 +384,8 @@ def _centre(lower: Tensor, upper: Tensor, known: Interval | None) -> Tensor:
 
 
 def _further_planes(bounds: LinearBounds, index: int) -> list[DensePlanes]:
-    """Constant planes, and for every output tangent planes where its own score is low and where it is high."""
-    lower, upper, known = _scores(bounds, index)
+    """Constant planes, and for every output tangent planes where its own logit is low and where it is high."""
+    lower, upper, known = _logits(bounds, index)
     anchor, mode = _centre(lower, upper, known), bounds.method.rounding
     constant = softmax_planes(lower, upper, "const", anchor, known, rounding=mode)
     found = [_dense(constant.lower, constant.upper)]
@@ -434,7 +434,7 @@ def _dense(lower: Planes, upper: Planes) -> DensePlanes:
     return DensePlanes(lower.at, lower.value, upper.value, lower.rows(0, K), upper.rows(0, K))
 
 
-def _multiplier(rows: Tensor, planes: RowPlanes) -> Tensor:
+def _multiplier(rows: Tensor, planes: PlanesOfRows) -> Tensor:
     """The multiplier of ``sum_k p_k = 1`` that is best for the planes at their anchor; one of the coefficients.
 
     The bound is concave and piecewise linear in the multiplier; its slope after the t smallest coefficients is
