@@ -21,7 +21,7 @@ from flint import arb
 from onnx import AttributeProto, TensorProto, numpy_helper
 
 from ..errors import ModelError, quoted
-from .balls import Balls, Floats, exact
+from .balls import ZERO, Balls, Floats, exact
 from .external_data import digest_of, embed
 from .positions import Entries, Indices, Places
 
@@ -474,6 +474,11 @@ class _Reader:
         balls = tuple(np.broadcast_to(scale, shape).ravel() for scale in scales)
         return self.networks.add(Sum(size, spread, balls, np.broadcast_to(bias, shape).ravel()), shape)
 
+    def _still(self, constant: Floats) -> View:
+        """A constant as a tensor, 0 times the input plus itself: what is computed from it is not rounded."""
+        first = self.networks.whole(0).moved(lambda index: np.broadcast_to(index.ravel()[0], constant.shape))
+        return self.sum([first], [ZERO], constant, constant.shape)
+
     def einsum(self, x: Value, y: Value, x_labels: Sequence[int], y_labels: Sequence[int], out: Sequence[int]) -> View:
         """Products summed over the labels that ``out`` does not name; dimensions of 1 may carry the label -1."""
         sizes: dict[int, int] = {}
@@ -494,6 +499,8 @@ class _Reader:
 
         shape = [sizes[n] for n in out]
         o, i, j = flat(out), flat(x_labels), flat(y_labels)
+        if not isinstance(x, View) and not isinstance(y, View):
+            x = self._still(_real(x))
         if isinstance(x, View) and isinstance(y, View):
             size = math.prod(shape)
             terms = Entries(o, size), Places(i, x.size), Places(j, y.size)
@@ -502,7 +509,7 @@ class _Reader:
             x, y, i, j = y, x, j, i
         assert isinstance(x, View)
         if isinstance(y, View) or y.dtype != np.float64 or not np.isfinite(y).all():
-            raise ModelError("two constants, or a constant that is not real")
+            raise ModelError("a constant that is not real")
         _limit(math.prod(shape) * x.size)
         weights = np.zeros((math.prod(shape), x.size))
         count = np.zeros(weights.shape, dtype=np.int64)

@@ -809,11 +809,15 @@ def _pad(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 
 _RESIZED = {"mode": STRING, "coordinate_transformation_mode": STRING, "nearest_mode": STRING, "cubic_coeff_a": FLOAT}
+_RESIZED |= {"exclude_outside": INT, "extrapolation_value": FLOAT}  # of modes that are refused
 
 
-@operator("Resize", since=11, operands=(1, 4), **_RESIZED)
+@operator("Resize", since=11, until=17, operands=(1, 4), **_RESIZED)
+@operator("Resize", since=18, operands=(1, 4), **_RESIZED, antialias=INT, keep_aspect_ratio_policy=STRING)
 def _resize(reader: _Reader, operands: Any, attributes: Any) -> View:
     """Axis by axis the nearest entry, or a mean of two neighbours with weights that are balls."""
+    if attributes.get("antialias", 0) or attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise ModelError("antialiasing, or a policy on the aspect ratio")
     x, _, scales, sizes = (*operands, None, None, None)[:4]
     x = _view(x)
     given = scales is not None and scales.size > 0

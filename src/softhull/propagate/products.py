@@ -49,7 +49,8 @@ def _term_by_term(operator: Bilinear, bounds: LinearBounds, index: int, C: Tenso
     shut = [bounds.structure.masked(i) if isinstance(operator, MatMul) else None for i in node.inputs]
     for side, masked in enumerate(shut):
         if masked is not None:
-            intervals[side] = tuple(end * ~masked for end in intervals[side])
+            lower, upper = intervals[side]
+            intervals[side] = lower * ~masked, upper * ~masked
     backs, constant = _planes(operator, bounds, index, C, free, *intervals)
     for side, masked in enumerate(shut):
         if masked is not None:

@@ -244,7 +244,9 @@ class Forms:
         """
         self.logits[index] = rows
         low, high = rows.differences
-        length = self.graph.nodes[index].shape[self.graph.nodes[index].operator.axis]
+        node = self.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        length = node.shape[node.operator.axis]
         if len(shown) < length:
             nothing = low.new_full((*low.shape[:2], length, length), math.inf)
             least, most = -nothing, nothing
@@ -316,11 +318,11 @@ class Forms:
 
     def gauge_of(self, *slopes: Tensor) -> Gauge:
         """The same for products of slopes ``[B or 1, ..., r]``, without the noise that moves none of them."""
-        r = self.basis.size
-        used = torch.zeros(len(self.basis.map), r, dtype=torch.bool, device=self.basis.map.device)
+        whole, basis = self.gauge, self.basis
+        used = torch.zeros(len(basis.map), basis.size, dtype=torch.bool, device=basis.map.device)
         for slope in slopes:
             used[:, : slope.shape[-1]] |= (slope != 0).flatten(1, -2).any(1)
-        return self.gauge if bool(used.all()) else Gauge(self.basis, self.noise, used)
+        return whole if bool(used.all()) else Gauge(basis, self.noise, used)
 
 
 def needed_forms(graph: Graph) -> set[int]:
