@@ -124,10 +124,10 @@ class _Padded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.causal:
-            mask = nn.Transformer.generate_square_subsequent_mask(TOKENS)
-            found: Tensor = self.head(self.body(x, mask=mask, is_causal=True)[:, -1])
-            return found
-        found = self.head(self.body(x, src_key_padding_mask=torch.arange(TOKENS)[None] >= TOKENS - 2)[:, 0])
+            y = self.body(x, mask=nn.Transformer.generate_square_subsequent_mask(TOKENS), is_causal=True)[:, -1]
+        else:
+            y = self.body(x, src_key_padding_mask=torch.arange(TOKENS)[None] >= TOKENS - 2)[:, 0]
+        found: Tensor = self.head(y)
         return found
 
 
