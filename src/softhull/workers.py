@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -84,10 +84,9 @@ class Workers:
         """How many more tasks could be worked on at once."""
         return self.count - sum(worker.task is not None for worker in self._pool)
 
-    def start(self) -> None:
-        """Start all of them now, ahead of their first tasks."""
-        while len(self._pool) < self.count:
-            self._start()
+    def started(self) -> bool:
+        """Whether any of them is ready for work."""
+        return any(worker.ready for worker in self._pool)
 
     def submit(self, number: int, task: Any) -> None:
         """Gives a task to a free worker, or to one that is started for it."""
@@ -168,6 +167,28 @@ def _context() -> ForkServerContext | SpawnContext:
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["softhull.verify.robustness"])
     return found
+
+
+def start_loading() -> None:
+    """Begin to load what workers need, in another process, while this one is still busy with what it needs itself."""
+    context = _context()
+    if context.get_start_method() == "forkserver":
+        from multiprocessing import forkserver
+
+        with _without_interrupts():  # which that process inherits: Ctrl-C is for this one to answer
+            forkserver.ensure_running()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def map_in_processes(

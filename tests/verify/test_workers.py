@@ -21,9 +21,10 @@ from softhull.formats.datasets import load_dataset
 from softhull.formats.onnx import load_onnx
 from softhull.regions import Perturbation
 from softhull.verify import uncertainty
-from softhull.verify.instances import answer_all
+from softhull.verify.instances import _batches, answer_all
 from softhull.verify.robustness import verify_robustness
 from softhull.verify.uncertainty import verify_uncertainty
+from softhull.workers import Workers
 
 DATA = Path(softhull.__file__).parent / "data"
 EPS = Perturbation(0.02, clip=(0, 1))
@@ -70,6 +71,39 @@ def test_a_worker_that_dies_takes_no_other_instance_with_it() -> None:
     assert found.pop(3).startswith("failed: the worker process ended (signal SIGKILL)")
     assert found.pop(5) == "failed: no luck"
     assert found == {i: f"answer {i}" for i in range(16) if i not in (3, 5)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 100, 1000])
+def test_batches_hold_every_instance_once_and_the_last_are_small(count: int) -> None:
+    batches = _batches(torch.arange(count), 8)
+    assert torch.cat(batches).equal(torch.arange(count))
+    sizes = [len(batch) for batch in batches]
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-1]) == (8 if count > 16 else -(-count // 4), 1)
+
+
+class Elsewhere(Dying):
+    """A question that says which process answers it."""
+
+    def answer(self, batch: Tensor) -> list[str]:
+        return [str(os.getpid())] * len(batch)
+
+
+def test_this_process_works_until_the_others_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that takes long to load them; afterwards all work is theirs."""
+    looked: list[int] = []
+
+    def started(pool: Workers) -> bool:
+        looked.append(len(looked))
+        return len(looked) > 2  # one look before the first wait, one after it
+
+    monkeypatch.setattr(Workers, "started", started)
+    threads = torch.get_num_threads()
+    found = answer_all(Elsewhere(), torch.arange(64), 8, workers=2).records
+    ours = [i for i, who in found.items() if who == str(os.getpid())]
+    assert ours == list(range(16, 24))  # the batch after those of the two workers
+    assert len(found) == 64
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("workers", [None, "auto", 1, 2])

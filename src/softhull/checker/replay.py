@@ -9,7 +9,7 @@ certificate when checking. Any choice within its range gives a true bound, so no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ from .curves import least_above
 from .forms import LARGEST_FORM, Forms, Part, pairs_within
 from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View
 from .positions import Places
-from .quadratic import least
+from .quadratic import least, least_by_corners
 from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
@@ -125,6 +125,15 @@ class ProvedPlanes:
     above: Balls
 
 
+@dataclass(frozen=True)
+class Cut:
+    """One side of a cut: ``sign (x - value) <= 0`` for the one entry x that stands in a view."""
+
+    view: View
+    value: float
+    sign: int  # 1: at most the value, -1: at least
+
+
 @dataclass
 class Walk:
     """Where a walk stands: ``<C, tensor>`` is at least the sum of all of this, for every input of the region.
@@ -156,6 +165,7 @@ class Knowledge:
 
     def __init__(self, networks: Networks, region: Region) -> None:
         self.networks, self.region = networks, region
+        self.cuts: tuple[Cut, ...] = ()
         self.functions: dict[int, Functions] = {}
         self.planes: dict[int, ProvedPlanes] = {}
         self.forms = Forms(self)
@@ -164,6 +174,35 @@ class Knowledge:
         self._boxes: dict[int, tuple[Floats, Floats]] = {}
         self._lines: dict[tuple[Any, ...], Balls] = {}  # offsets of lines beside curves
         self._weights: dict[int, arb_mat] = {}  # by identity of the node; the networks keep them alive
+
+    @property
+    def size(self) -> int:
+        """How many numbers were claimed, which every cell gets a copy of."""
+        claimed = sum(low.size for low, _ in self._claimed.values())
+        return claimed + sum(len(known) for known in self._apart.values())
+
+    def within(self, region: Region, cuts: Sequence[Cut]) -> Knowledge:
+        """What is known in a cell: the part of ``region``, itself a part of this one, where all ``cuts`` hold.
+
+        Theorem: what holds for every input of a region holds for every input of a part of it. So all that was proved
+        stays, and an entry that is cut lies on its side of the value, too. Affine forms are found anew.
+        """
+        found = Knowledge(self.networks, region)
+        found.cuts = (*self.cuts, *cuts)
+        found.functions, found.planes = dict(self.functions), dict(self.planes)
+        found._claimed = {i: (low.copy(), high.copy()) for i, (low, high) in self._claimed.items()}
+        found._apart = {i: dict(known) for i, known in self._apart.items()}
+        found._lines, found._weights = self._lines, self._weights  # of ranges and nodes that their keys name
+        if region is self.region:
+            found._boxes = dict(self._boxes)
+        for cut in cuts:
+            ends = (-np.inf, cut.value) if cut.sign > 0 else (cut.value, np.inf)
+            node, boxes = cut.view.node, found._boxes
+            found.learn_entries(cut.view, cut.view.places(), *(np.array([end]) for end in ends))
+            if node in boxes:  # those of later nodes stay true, and need not be found again
+                (lower, upper), (low, high) = boxes[node], found._claimed[node]
+                found._boxes = boxes | {node: (np.maximum(lower, low), np.minimum(upper, high))}
+        return found
 
     # What is known of a node
 
@@ -328,11 +367,24 @@ class Knowledge:
 
     # Walks
 
-    def lower_bounds(self, start: list[tuple[View, Balls]], rules: Rules, stops: bool = False) -> Balls:
-        """Lower bounds ``[S]`` on the sum of all ``<rows, tensor>``; with ``stops`` the best on the way."""
+    def lower_bounds(
+        self, start: list[tuple[View, Balls]], rules: Rules, stops: bool = False, on_cuts: Floats | None = None
+    ) -> Balls:
+        """Lower bounds ``[S]`` on the sum of all ``<rows, tensor>``; with ``stops`` the best on the way.
+
+        ``on_cuts [S, cuts]``: multipliers of the cuts of a cell. Theorem: where ``s (x - t) <= 0``,
+        ``f >= f + b s (x - t)`` for every ``b >= 0``.
+        """
         walk = Walk({}, zeros(len(start[0][1])))
         for view, rows in start:
             self.put(walk.pending, view, rows)
+        if on_cuts is not None:
+            if on_cuts.ndim != 2 or on_cuts.shape[1] != len(self.cuts):
+                raise Refused("multipliers that are not one for every cut of the cell")
+            shares = exact(_array({"cuts": on_cuts}, "cuts", len(walk.constant), len(self.cuts), low=0.0))
+            for share, cut in zip(shares.T, self.cuts):
+                self.put(walk.pending, cut.view, cut.sign * share[:, None])
+                walk.constant = walk.constant - cut.sign * share * arb(cut.value)
         best = []
         while (top := walk.top) > 0:
             if stops:
@@ -543,12 +595,17 @@ class Knowledge:
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way.
 
-        Theorem: both are functions of the same noise, ``c + l.e + e'B e``, bounded by ``quadratic.least``.
+        Theorem: both are functions of the same noise, ``c + l.e + e'B e``, bounded by ``quadratic.least`` or, over an
+        l_1 ball, by ``quadratic.least_by_corners``.
         """
         constant, linear, B = self.forms.quadratic(on_input[0], parts)
         rule = rules(0, np.concatenate((linear[None], B)))
         if rule is None:
             raise Refused("the proof does not say how to bound its quadratic")
+        if "corners" in rule:
+            if self.forms.noise.norm != 1:
+                raise Refused("a quadratic is bounded by corners over an l_1 ball alone")
+            return np.array([constant + least_by_corners(linear, B, self.forms.noise)], dtype=object)
         multipliers, point = (_array(rule, name, len(linear)) for name in ("multipliers", "point"))
         found = least(linear, B, multipliers, point, self.forms.noise)
         if found is None:

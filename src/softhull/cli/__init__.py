@@ -5,6 +5,8 @@ A new command is a file of this package that defines ``command``, and its name i
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 
 from ..deadlines import since_start
@@ -23,5 +25,6 @@ def main() -> None:
             raise
         print(f"softhull: {missing}", file=sys.stderr)
         sys.exit(2)
+    atexit.register(gc.freeze)  # the process ends at once, without looking through all that it has loaded
     # The process is this command alone: its time counts from the start of the process.
     app(prog_name="softhull", obj=since_start)

@@ -305,11 +305,13 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-instance_workers_option = click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    help="Processes that share the instances; default: one per CPU, if the work takes long.",
-)
+def _begin_to_load(context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+    """Workers need what this process is about to load: both at once."""
+    if value is not None and value > 1 and not context.resilient_parsing:
+        from ..workers import start_loading
+
+        start_loading()
+    return value
 
 
 def _usable(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -435,8 +437,14 @@ def exit_code(fail_on: str | None, verdicts: Iterable[str]) -> int:
     return FAILED if fail_on is not None and not set(FAIL_ON[fail_on]).isdisjoint(verdicts) else 0
 
 
-# Of every command that certifies instances: a store, a seed, a device, threads, a file for the answer.
+# Of every command that certifies instances: processes, a store, a seed, a device, threads, a file for the answer.
 run_options = together(
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        callback=_begin_to_load,
+        help="Processes that share the instances; default: one per CPU, if the work takes long.",
+    ),
     click.option(
         "--store",
         type=click.Path(dir_okay=False),

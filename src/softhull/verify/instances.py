@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from ..deadlines import interrupt, interrupted, interruptible, why_stopped
 from ..errors import InvalidInput, MissingExtra, SofthullError
 from ..workers import Lost, Workers, available_cores
 
+K = TypeVar("K")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Progress = Callable[[int, int], None]  # (instances answered, instances in all)
@@ -22,9 +25,11 @@ Progress = Callable[[int, int], None]  # (instances answered, instances in all)
 _WORTH_WORKERS = 6.0
 # How many instances it takes to find out.
 _TRIAL = 32
-# Into how many batches instances are cut for any number of workers, and how small they may get. Batches do not depend
-# on who works: an answer may depend, in its last digits, on what else is in its batch.
+# Into how many batches instances are cut for any number of workers, and how small all but the last may get. Batches do
+# not depend on who works: an answer may depend, in its last digits, on what else is in its batch.
 _BATCHES, _SMALLEST = 32, 8
+# Seconds in which workers start that were loaded before.
+_START = 0.5
 # Seconds that workers get to come back with their best so far.
 _GRACE = 10.0
 
@@ -82,15 +87,25 @@ def answer_all(
             workers = available_cores() if rest > _WORTH_WORKERS else None
         if isinstance(workers, int):
             size = min(size, max(_SMALLEST, math.ceil(len(left) / _BATCHES)))
-        if isinstance(workers, int) and workers > 1 and len(left) > size:
-            for found, spent in _by_workers(asked, list(left.split(size)), workers):
+        batches = _batches(left, size) if isinstance(workers, int) else list(left.split(size)) if len(left) else []
+        if isinstance(workers, int) and workers > 1 and len(batches) > 1:
+            for found, spent in _by_workers(asked, batches, workers):
                 elsewhere += spent
                 keep(found)
         else:
-            for batch in left.split(size) if len(left) else ():
+            for batch in batches:
                 keep(answered(asked, batch))
         stopped = interrupted()
     return Answers(records, time.process_time() - cpu + elsewhere, time.monotonic() - began, stopped)
+
+
+def _batches(instances: Tensor, size: int) -> list[Tensor]:
+    """Batches of this size and smaller ones at the end, so that no worker is long at work when the others are done."""
+    found: list[Tensor] = []
+    while left := len(instances):
+        found.append(instances[: size if left > 2 * size else math.ceil(left / 4)])
+        instances = instances[len(found[-1]) :]
+    return found
 
 
 def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
@@ -101,8 +116,7 @@ def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
     began, cpu = time.monotonic(), time.process_time()
     try:
         found = dict(zip(numbers, asked.answer(batch), strict=True))
-        spent, cpu = (time.monotonic() - began) / len(numbers), (time.process_time() - cpu) / len(numbers)
-        return {i: _timed(record, cpu, spent) for i, record in found.items()}
+        return shared_costs(found, time.process_time() - cpu, time.monotonic() - began)
     except KeyboardInterrupt:
         interrupt()
         return {i: asked.nothing(i, why_stopped()) for i in numbers}
@@ -116,9 +130,22 @@ def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
     return {i: record for part in parts for i, record in answered(asked, part).items()}
 
 
-def _timed(record: Any, cpu_seconds: float, seconds: float) -> Any:
-    """The record with what its instance took: an equal share of its batch."""
-    return replace(record, cpu_seconds=cpu_seconds, seconds=seconds) if hasattr(record, "cpu_seconds") else record
+def shared_costs(records: dict[K, R], cpu_seconds: float, seconds: float) -> dict[K, R]:
+    """The records with what their instances took, all of them together as much as is given.
+
+    A record says what was spent on its instance; the rest of the batch's time belongs to all of them alike.
+    """
+    totals = {"cpu_seconds": cpu_seconds, "seconds": seconds}
+    known: dict[K, Any] = {key: record for key, record in records.items() if hasattr(record, "cpu_seconds")}
+    rest = {
+        name: max(0.0, total - sum(getattr(record, name) for record in known.values())) / max(1, len(known))
+        for name, total in totals.items()
+    }
+    timed = {
+        key: replace(record, **{name: getattr(record, name) + more for name, more in rest.items()})
+        for key, record in known.items()
+    }
+    return records | timed
 
 
 def _by_workers(asked: Asked[R], batches: list[Tensor], workers: int) -> Iterator[tuple[dict[int, R], float]]:
@@ -139,7 +166,7 @@ def _by_workers(asked: Asked[R], batches: list[Tensor], workers: int) -> Iterato
                 number = min(waiting)
                 in_hand[number] = waiting.pop(number)
                 pool.submit(number, in_hand[number])
-            for found in pool.wait(0.2):
+            for found in pool.wait(0.2 if pool.started() or not waiting else _START):
                 batch = in_hand.pop(found.number)
                 if not isinstance(found, Lost):
                     yield found.answer
@@ -148,10 +175,25 @@ def _by_workers(asked: Asked[R], batches: list[Tensor], workers: int) -> Iterato
                 else:  # one instance may have been too large, and must not take the others with it
                     for part in batch.split((len(batch) + 1) // 2):
                         waiting[count], count = part, count + 1
+            if waiting and not pool.started() and not interrupted():  # this process works while they are loading
+                with _one_thread():
+                    records = answered(asked, waiting.pop(min(waiting)))
+                yield records, 0.0
     finally:
         pool.close()
     for batch in (*in_hand.values(), *waiting.values()):
         yield {i: asked.nothing(i, why_stopped()) for i in batch.tolist()}, 0.0
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """What workers have, too: the order of a sum may depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

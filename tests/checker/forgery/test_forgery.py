@@ -26,7 +26,7 @@ SEED = int(os.environ.get("SOFTHULL_SEED", "0"))
 SEEDS = 4  # a planted error is looked for from
 
 REFUSED = {"imports": "operator sets twice", "turned": "-inf in anything but a mask"}
-CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits"}
+CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits", "tree", "cuts"}
 RULES = {f"rule {key}" for key in ("slope", "planes", "pairs", "functions", "split", "multipliers", "below", "fit")}
 
 
