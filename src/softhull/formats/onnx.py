@@ -37,7 +37,6 @@ from .onnx_rules import RULES, Value
 LARGEST_FILE = 2 << 30  # protobuf itself reads no more
 MOST_NODES = 50_000
 
-RECURRENT = "write the steps out with cells, as nn.LSTMCell in a loop"
 OLDEST_OPSET = 7  # before, broadcasting was an attribute; runtimes promise nothing about it
 UNUSUAL = 2.0**100  # larger than any limit that is meant
 ABSORBING = -(2.0**23)  # a logit added to this leaves no trace in single precision
@@ -200,11 +199,9 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
             arguments = [values[argument] for argument in node.input]
             if any(isinstance(argument, int) for argument in arguments):
                 if node.op_type not in RULES:
-                    advice = (
-                        RECURRENT
-                        if node.op_type in ("GRU", "LSTM", "RNN")
-                        else "`softhull operators` lists those that are"
-                    )
+                    advice = "`softhull operators` lists those that are"
+                    if node.op_type in ("GRU", "LSTM", "RNN"):
+                        advice = f"write its steps out, with nn.{node.op_type}Cell in a loop"
                     raise ModelError(f"this operator is not supported; {advice}")
                 results = RULES[node.op_type].apply(node, arguments, builder, opset, dtypes)
             else:
@@ -320,7 +317,9 @@ def _declared(entry: Any, name: str) -> tuple[tuple[int, ...], str]:
     kind = entry.type.tensor_type
     types = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64"}
     if kind.elem_type not in types:
-        advice = "convert the model, or name the tensor to perturb (perturb= or --perturb, for example embeddings)"
+        advice = "name the tensor to perturb (perturb= or --perturb, for example embeddings)"
+        if kind.elem_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16):
+            advice = "export the model in single precision, with module.float()"
         raise ModelError(f"{name}: input {entry.name!r} is not of type float or double; {advice}")
     if not kind.HasField("shape"):
         raise ModelError(f"{name}: input {entry.name!r} declares no shape; export the model with one")
