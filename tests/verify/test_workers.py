@@ -91,7 +91,7 @@ class Elsewhere(Dying):
 
 def test_this_process_works_until_the_others_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that takes long to load them; afterwards all work is theirs."""
-    looked = []
+    looked: list[int] = []
 
     def started(pool: Workers) -> bool:
         looked.append(len(looked))

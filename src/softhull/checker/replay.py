@@ -42,7 +42,7 @@ from .curves import least_above
 from .forms import LARGEST_FORM, Forms, Part, pairs_within
 from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View
 from .positions import Places
-from .quadratic import least
+from .quadratic import least, least_by_corners
 from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
@@ -595,12 +595,17 @@ class Knowledge:
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way.
 
-        Theorem: both are functions of the same noise, ``c + l.e + e'B e``, bounded by ``quadratic.least``.
+        Theorem: both are functions of the same noise, ``c + l.e + e'B e``, bounded by ``quadratic.least`` or, over an
+        l_1 ball, by ``quadratic.least_by_corners``.
         """
         constant, linear, B = self.forms.quadratic(on_input[0], parts)
         rule = rules(0, np.concatenate((linear[None], B)))
         if rule is None:
             raise Refused("the proof does not say how to bound its quadratic")
+        if "corners" in rule:
+            if self.forms.noise.norm != 1:
+                raise Refused("a quadratic is bounded by corners over an l_1 ball alone")
+            return np.array([constant + least_by_corners(linear, B, self.forms.noise)], dtype=object)
         multipliers, point = (_array(rule, name, len(linear)) for name in ("multipliers", "point"))
         found = least(linear, B, multipliers, point, self.forms.noise)
         if found is None:

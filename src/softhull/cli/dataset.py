@@ -13,7 +13,6 @@ from .options import (
     OutFolder,
     bounding_options,
     console,
-    instance_workers_option,
     is_stdout,
     method_option,
     parse_indices,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     help="Write a proof for every sample to this folder, and a statement.",
 )
 @click.option("--executor", help="Who works with --store: local:N, dask or dask:ADDRESS; default: this process.")
-@instance_workers_option
 @bounding_options
 @run_options
 def command(

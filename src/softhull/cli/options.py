@@ -314,14 +314,6 @@ def _begin_to_load(context: click.Context, parameter: click.Parameter, value: in
     return value
 
 
-instance_workers_option = click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    callback=_begin_to_load,
-    help="Processes that share the instances; default: one per CPU, if the work takes long.",
-)
-
-
 def _usable(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if value != "cpu":
         from ..devices import find_device
@@ -445,8 +437,14 @@ def exit_code(fail_on: str | None, verdicts: Iterable[str]) -> int:
     return FAILED if fail_on is not None and not set(FAIL_ON[fail_on]).isdisjoint(verdicts) else 0
 
 
-# Of every command that certifies instances: a store, a seed, a device, threads, a file for the answer.
+# Of every command that certifies instances: processes, a store, a seed, a device, threads, a file for the answer.
 run_options = together(
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        callback=_begin_to_load,
+        help="Processes that share the instances; default: one per CPU, if the work takes long.",
+    ),
     click.option(
         "--store",
         type=click.Path(dir_okay=False),

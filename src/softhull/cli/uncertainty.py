@@ -16,7 +16,6 @@ from .options import (
     bounding_options,
     console,
     counting,
-    instance_workers_option,
     is_stdout,
     method_option,
     refuse,
@@ -46,7 +45,6 @@ from .subject import Subject, subject_options
 @click.option("--certificates", type=OutFolder(), help="Write a proof of every bound to this folder.")
 @table_option
 @bounding_options
-@instance_workers_option
 @run_options
 def command(
     subject: Subject,

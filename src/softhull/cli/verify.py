@@ -18,7 +18,6 @@ from .options import (
     counting,
     exit_code,
     fail_on_option,
-    instance_workers_option,
     is_stdout,
     method_option,
     refuse,
@@ -75,7 +74,6 @@ _OF_VERDICTS = ("store", "recheck", "certificates", "table", "fail_on")
 @click.option("--certificates", type=OutFolder(), help="Write a proof of every certified instance to this folder.")
 @table_option
 @fail_on_option
-@instance_workers_option
 @run_options
 def command(
     subject: Subject,

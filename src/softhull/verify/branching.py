@@ -15,6 +15,7 @@ from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
 from ..branch.loop import Search
 from ..branch.walk_leaves import Rows, WalkLeaves
+from ..errors import InvalidInput
 from ..graph.operator import Interval
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Branch
@@ -27,7 +28,7 @@ from .engine import Work, stages
 from .ensemble import Layered
 from .margins import Margins
 from .problem import Solution
-from .programs import Programs
+from .programs import Members, Programs, taken
 from .score_claims import ScoreClaims
 from .walks import linear_walks, networks_of, second_order
 
@@ -163,6 +164,15 @@ class Cells:
     method: Branch
     softmax: SoftmaxBounds
     outward: bool = True
+
+
+@taken.register(Branch)
+def _(method: Branch, given: Members) -> tuple[Layered, Cells]:
+    if given.separate:
+        raise InvalidInput("method 'branch' bounds all networks over one input; leave separate out")
+    if given.device.type != "cpu":
+        raise InvalidInput("method 'branch' bounds scores on the CPU; leave device out")
+    return given.layered(), Cells(method, given.softmax, given.outward)
 
 
 @stages.register(Cells)
