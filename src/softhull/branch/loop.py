@@ -181,6 +181,10 @@ class Search:
         line = f"{len(leaves)} cells, {max(leaf.depth for leaf in leaves)} cuts deep, {left or 'none'} left"
         return line + ("; raise seconds or nodes" if left and self.instances[instance].stopped else "")
 
+    def spent(self) -> dict[int, float]:
+        """CPU seconds by instance."""
+        return {number: instance.seconds for number, instance in self.instances.items()}
+
     def give_up(self, problem: int) -> None:
         """Cut no more of a problem, because it is settled otherwise."""
         for _, number, _ in self._open[problem]:

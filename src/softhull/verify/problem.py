@@ -16,6 +16,7 @@ from ..graph.graph import Graph
 from ..propagate.optimize import Apart, Chosen
 from ..regions import Region
 from .ensemble import Joined, Layered
+from .times import Spent
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Solution:
     chosen: dict[tuple[int, int], tuple[Chosen, Apart]] = field(default_factory=dict)
     # What was chosen to prove bounds: tensors whose rows belong to ``instances``, and whatever else a method keeps.
     choices: list[dict[str, Any]] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)  # by instance: what it took
 
     def raise_to(self, low: Tensor, instances: Tensor) -> None:
         """Better bounds ``[S, b]`` on some of the instances; what is not a number says nothing."""

@@ -74,7 +74,8 @@ class Record:
     grown: Grown | None = field(default=None, repr=False, compare=False)
     predicted: int | None = None  # the class of the unperturbed input
     new_class: int | None = None  # the class of the counterexample, as the model file computes it
-    cpu_seconds: float = field(default=0.0, compare=False)  # an equal share of the batch
+    # What was spent on this instance; stages that work on several instances at once share their time among them.
+    cpu_seconds: float = field(default=0.0, compare=False)
     seconds: float = field(default=0.0, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
