@@ -20,6 +20,7 @@ from ..errors import ModelError
 from .balls import Floats, exact
 from .network import (
     Curve,
+    Emptied,
     Kink,
     Matrix,
     Product,
@@ -655,7 +656,7 @@ def _grouped(reader: _Reader, operands: Any, groups: int, attributes: Any) -> Vi
 
 
 @operator("LogSoftmax", since=13, axis=INT)
-def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
+def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> Any:
     """As a softmax, at the end only. Theorem: the logarithm keeps the order, and softmax(log p) is p.
 
     The one entry of a row of one is 0, and not 1: such rows have no order and are refused.
@@ -813,11 +814,15 @@ def _pad(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 
 _RESIZED = {"mode": STRING, "coordinate_transformation_mode": STRING, "nearest_mode": STRING, "cubic_coeff_a": FLOAT}
+_RESIZED |= {"exclude_outside": INT, "extrapolation_value": FLOAT}  # of modes that are refused
 
 
-@operator("Resize", since=11, operands=(1, 4), **_RESIZED)
+@operator("Resize", since=11, until=17, operands=(1, 4), **_RESIZED)
+@operator("Resize", since=18, operands=(1, 4), **_RESIZED, antialias=INT, keep_aspect_ratio_policy=STRING)
 def _resize(reader: _Reader, operands: Any, attributes: Any) -> View:
     """Axis by axis the nearest entry, or a mean of two neighbours with weights that are balls."""
+    if attributes.get("antialias", 0) or attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise ModelError("antialiasing, or a policy on the aspect ratio")
     x, _, scales, sizes = (*operands, None, None, None)[:4]
     x = _view(x)
     given = scales is not None and scales.size > 0
@@ -989,17 +994,19 @@ def _attention(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Where", since=9, operands=(3, 3))
 def _where(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A constant choice between variables and constants; or a guard behind a softmax, which has nothing to do.
+    """A constant choice between variables and constants; or a guard behind a softmax.
 
-    Theorem: probabilities are numbers where a row has a visible logit, and other rows are refused.
+    Theorem: probabilities are numbers where a row has a visible logit, and in other rows the guard makes them 0.
     """
     condition, a, b = operands
     if isinstance(condition, Undefined):
-        if not isinstance(b, View) or not _same(condition.view, b) or isinstance(a, View) or _real(a).any():
+        if not _same(condition.view, b) or isinstance(a, View) or _real(a).any():
             raise ModelError("anything but 0 where a softmax is not a number")
         if np.broadcast_shapes(_shape(a), b.shape) != b.shape:
             raise ModelError("a constant of a larger shape")
-        return b
+        if isinstance(b, View):
+            return b
+        return reader.sum([b.view], [exact((~b.empty).astype(np.float64))], 0.0, b.shape)
     if isinstance(condition, View) or condition.dtype != np.bool_ or not (isinstance(a, View) or isinstance(b, View)):
         raise ModelError("anything but a constant choice")
     shape = np.broadcast_shapes(condition.shape, _shape(a), _shape(b))
@@ -1014,19 +1021,21 @@ def _where(reader: _Reader, operands: Any, attributes: Any) -> View:
 class Undefined:
     """Whether the entries of a tensor are numbers; only a guard may ask."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View | Emptied) -> None:
         self.view, self.shape, self.size = view, view.shape, view.size
 
 
 @operator("IsNaN", since=9)
 def _is_nan(reader: _Reader, operands: Any, attributes: Any) -> Any:
-    x = _view(operands[0])
-    if not isinstance(reader.networks.nodes[x.node], Softmax):
+    x = operands[0]
+    if not isinstance(x, Emptied) and not isinstance(reader.networks.nodes[_view(x).node], Softmax):
         raise ModelError("a question about anything but a softmax")
     return Undefined(x)
 
 
-def _same(a: View, b: View) -> bool:
+def _same(a: View | Emptied, b: Any) -> bool:
+    if isinstance(a, Emptied) or not isinstance(b, View):
+        return a is b
     return a.node == b.node and bool(np.array_equal(a.index.at, b.index.at))
 
 

@@ -452,7 +452,7 @@ def _gemm(context: Context, a: Value, b: Value, c: Value = None) -> Value:
     return g.sum_of(y, g.scale(c, beta)) if isinstance(c, int) else g.scale(y, 1.0, beta * real(c))
 
 
-@rule("Einsum", versions=(12,), inputs=(1, 2), attributes={"equation": STRING})
+@rule("Einsum", versions=(12,), inputs=(1, 26), attributes={"equation": STRING})
 def _einsum(context: Context, *operands: Value) -> Value:
     """Transposes and sums bring any two-operand einsum into the form of a batched matrix product."""
     g = context.graph
@@ -491,7 +491,7 @@ def _einsum_terms(text: str, shapes: list[Shape]) -> tuple[list[str], str]:
     left, arrow, result = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes) or len(terms) > 2:
-        raise ModelError(f"einsum {text!r} with {len(shapes)} operands; one or two are supported")
+        raise ModelError(f"einsum {text!r} with {len(shapes)} operands; write it as several of two")
     letters = "".join((*terms, result)).replace("...", "")
     if not all(c.isascii() and c.isalpha() for c in letters):
         raise ModelError(f"einsum {text!r}: only letters and ellipses are supported")

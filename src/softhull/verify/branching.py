@@ -136,6 +136,8 @@ class _Cutting:
         known = self.found.bounds[rows, instance]
         self.found.bounds[rows, instance] = known.clamp(min=search.bound(problem))
         self.found.notes[instance] = search.described(instance)
+        if self.effort.proofs and search.roots:
+            self.found.grown[instance] = search.grown(instance)
 
     def _challenge(
         self, search: Search, groups: Sequence[Sequence[int]]

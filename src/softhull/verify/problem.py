@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..branch.tree import Grown
 from ..graph.graph import Graph
 from ..propagate.optimize import Apart, Chosen
 from ..regions import Region
@@ -45,6 +46,7 @@ class Solution:
     stopped: str = ""  # why the work was cut short, if it was
     notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
     cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut
+    grown: dict[int, Grown] = field(default_factory=dict)  # by instance: the trees of a search, where proofs are kept
     # By row and instance: what proved a row that the first linear walk did not.
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)
     # The same: what gradient steps chose for the row and, by softmax, for the logit differences before it.

@@ -175,7 +175,7 @@ def certified_radius(
         if progress is not None:
             progress(done + 1, len(rounds))
         if result.interrupted:
-            break
+            return search.found(interrupted=True)
     return search.found()
 
 
@@ -425,7 +425,7 @@ def _record(case: _Case, i: int, place: int, solution: Solution, region: Region,
     best, _ = margins.best_rows(solution.bounds[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
     attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
-    known = {"bound": bound, "attack": attack, **solution.spent.of(place)}
+    known = {"bound": bound, "attack": attack, "grown": solution.grown.get(place), **solution.spent.of(place)}
     if bound > 0:
         rows = margins.rows[:, place]
         least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)
