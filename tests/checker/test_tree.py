@@ -22,7 +22,7 @@ from softhull.checker.check import check_certificate
 from softhull.checker.network import Networks, View
 from softhull.checker.positions import Entries
 from softhull.checker.replay import Region
-from softhull.checker.tree import LEAF, Cell, cells_of
+from softhull.checker.tree import LEAF, Cell, cells_of, halves
 from softhull.errors import SofthullError
 from softhull.formats.onnx import load_onnx
 from softhull.graph.builder import GraphBuilder
@@ -80,6 +80,23 @@ def test_cells_cover_their_region_and_a_tree_with_a_gap_is_refused(seed: int) ->
             moved[place] = outside
             with pytest.raises(Refused):
                 boxes(region, entries, moved)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cuts_are_of_what_stands_at_a_place_of_their_tensor(seed: int, tmp_path: Path) -> None:
+    """Cells by cuts of any tensor, also of one that moves entries, hold the inputs whose numbers are on their side."""
+    rng = np.random.default_rng(seed)
+    networks = Networks([random_attention(tmp_path / "m.onnx", rng)])
+    at = [values(networks, x) for x in rng.uniform(-1, 1, (20, 6))]
+    for name, view in networks.tensors.items():
+        for place in range(view.size) if view.node else ():
+            numbers = [float(view.index.of(found[view.node]).ravel()[place]) for found in at]
+            where = float(np.median(numbers))
+            below, above = halves(Cell(Region(-np.ones(6), np.ones(6))), view, place, where)
+            for number, found in zip(numbers, at):
+                for (cut,), inside in ((below.cuts, number <= where), (above.cuts, number >= where)):
+                    held = float(cut.view.index.of(found[cut.view.node])[0])
+                    assert (cut.sign * (held - cut.value) <= 0) == inside, name
 
 
 @pytest.fixture(scope="module")

@@ -241,9 +241,17 @@ def is_stdout(out: Path | None) -> bool:
 @contextmanager
 def counting(label: str) -> Iterator[Callable[[int, int], None]]:
     """A function that is told how many of how many are done, and shows it on standard error (on a terminal only)."""
+    from ..branch.loop import watching
+
     with _bar() as progress:
         task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+        def tell(left: int, bound: float) -> None:
+            words = f"{label} ({left} open cells, the worst {bound:.3g})" if left else label
+            progress.update(task, description=words)
+
+        with watching(tell):
+            yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
@@ -429,6 +437,12 @@ fail_on_option = click.option(
     "--fail-on",
     type=Name("outcome", tuple(FAIL_ON)),
     help="Exit with code 1 if an instance is falsified; unknown: also if one is undecided or ended in an error.",
+)
+# Of questions about numbers, where nothing can be falsified.
+fail_on_unknown_option = click.option(
+    "--fail-on",
+    type=Name("outcome", ("unknown",)),
+    help="unknown: exit with code 1 if nothing was proved about an instance, or it ended in an error.",
 )
 
 

@@ -93,6 +93,7 @@ class _Cutting:
                 self._keep(search, problem, [int(row[group, instance]) for group in groups])
                 if search.bound(problem) > 0:
                     self.found.cuts[instance] = search.roots[problem].cuts()
+            self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
 
@@ -125,6 +126,7 @@ class _Cutting:
                 self._keep(search, problem, [s])
                 if search.bound(problem) > 0:
                     self.found.proved_by.setdefault((s, search.owner[problem]), CUT)
+            self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
@@ -134,6 +136,8 @@ class _Cutting:
         known = self.found.bounds[rows, instance]
         self.found.bounds[rows, instance] = known.clamp(min=search.bound(problem))
         self.found.notes[instance] = search.described(instance)
+        if self.effort.proofs and search.roots:
+            self.found.grown[instance] = search.grown(instance)
 
     def _challenge(
         self, search: Search, groups: Sequence[Sequence[int]]
@@ -215,6 +219,7 @@ class _Pieces:
         target = (-goal)[self.instance].tolist()
         search = Search(bounds, self.method, target, self.instance.tolist(), self.deadline)
         search.run()
+        found.spent.charge(search.spent())
         if search.interrupted:
             found.notes |= dict.fromkeys(self.instance.tolist(), "interrupted")
         for problem, (piece, instance) in enumerate(zip(self.piece.tolist(), self.instance.tolist())):

@@ -28,6 +28,7 @@ def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
                 work.attack(work.instances)
             for stage in stages(method, work):
                 problem.claims.improve(stage, work.found)
+                work.found.spent.charge(stage.instances)
         if passed(effort.deadline):
             work.found.stopped = why_stopped()
     except OutOfTime:
@@ -35,6 +36,7 @@ def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
     except KeyboardInterrupt:
         interrupt()
         work.found.stopped = why_stopped()
+    work.found.spent.charge(work.open())  # what was cut short, or done without a stage
     return work.found
 
 
@@ -63,6 +65,7 @@ class Work:
         """Attacks these instances unless time is up."""
         if len(instances) and not passed(self.effort.deadline):
             self.claims.attack(self.problem, self.effort, self.found, instances)
+            self.found.spent.charge(instances)
 
     def note(self, instances: Iterable[int], line: str) -> None:
         """Notes a line for these instances."""

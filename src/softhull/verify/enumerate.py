@@ -35,6 +35,7 @@ def _(method: Enumerate, work: Work) -> Iterator[Any]:
         if passed(work.effort.deadline):
             return
         _try_all(work, place)
+        work.found.spent.charge({place: 1.0})
     work.instances = work.open()
     if len(work.instances):
         yield from stages(method.inner, work)

@@ -16,6 +16,7 @@ from ..deadlines import interrupt, interrupted, interruptible, why_stopped
 from ..errors import InvalidInput, MissingExtra, SofthullError
 from ..workers import Lost, Workers, available_cores
 
+K = TypeVar("K")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Progress = Callable[[int, int], None]  # (instances answered, instances in all)
@@ -115,8 +116,7 @@ def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
     began, cpu = time.monotonic(), time.process_time()
     try:
         found = dict(zip(numbers, asked.answer(batch), strict=True))
-        spent, cpu = (time.monotonic() - began) / len(numbers), (time.process_time() - cpu) / len(numbers)
-        return {i: _timed(record, cpu, spent) for i, record in found.items()}
+        return shared_costs(found, time.process_time() - cpu, time.monotonic() - began)
     except KeyboardInterrupt:
         interrupt()
         return {i: asked.nothing(i, why_stopped()) for i in numbers}
@@ -130,9 +130,22 @@ def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
     return {i: record for part in parts for i, record in answered(asked, part).items()}
 
 
-def _timed(record: Any, cpu_seconds: float, seconds: float) -> Any:
-    """The record with what its instance took: an equal share of its batch."""
-    return replace(record, cpu_seconds=cpu_seconds, seconds=seconds) if hasattr(record, "cpu_seconds") else record
+def shared_costs(records: dict[K, R], cpu_seconds: float, seconds: float) -> dict[K, R]:
+    """The records with what their instances took, all of them together as much as is given.
+
+    A record says what was spent on its instance; the rest of the batch's time belongs to all of them alike.
+    """
+    totals = {"cpu_seconds": cpu_seconds, "seconds": seconds}
+    known: dict[K, Any] = {key: record for key, record in records.items() if hasattr(record, "cpu_seconds")}
+    rest = {
+        name: max(0.0, total - sum(getattr(record, name) for record in known.values())) / max(1, len(known))
+        for name, total in totals.items()
+    }
+    timed = {
+        key: replace(record, **{name: getattr(record, name) + more for name, more in rest.items()})
+        for key, record in known.items()
+    }
+    return records | timed
 
 
 def _by_workers(asked: Asked[R], batches: list[Tensor], workers: int) -> Iterator[tuple[dict[int, R], float]]:

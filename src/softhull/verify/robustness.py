@@ -175,7 +175,7 @@ def certified_radius(
         if progress is not None:
             progress(done + 1, len(rounds))
         if result.interrupted:
-            break
+            return search.found(interrupted=True)
     return search.found()
 
 
@@ -401,7 +401,9 @@ def _cut_open(asked: _Asked, result: Result, workers: int | str | None, share: f
         known = records[i].bound
         if record.verdict is Verdict.UNKNOWN and known is not None:  # the better of two bounds
             record = replace(record, bound=known if record.bound is None else max(known, record.bound))
-        records[i] = record
+        before = records[i]
+        cost = {name: getattr(before, name) + getattr(record, name) for name in ("cpu_seconds", "seconds")}
+        records[i] = replace(record, **cost)
     spent = result.cpu_seconds + found.cpu_seconds, result.seconds + found.seconds
     return Result(tuple(records), *spent, found.interrupted, result.rounding)
 
@@ -422,7 +424,7 @@ def _record(case: _Case, i: int, place: int, solution: Solution, region: Region,
     best, _ = margins.best_rows(solution.bounds[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
     attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
-    known = {"bound": bound, "attack": attack}
+    known = {"bound": bound, "attack": attack, "grown": solution.grown.get(place), **solution.spent.of(place)}
     if bound > 0:
         rows = margins.rows[:, place]
         least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)

@@ -63,7 +63,7 @@ class ScoreRecord:
     new_class: int | None = None  # the class of ``worst_input``
     from_store: bool = False  # read from a run store, not computed here
     proof: Proof | None = field(default=None, compare=False)  # where it was asked for
-    cpu_seconds: float = field(default=0.0, compare=False)  # an equal share of its batch
+    cpu_seconds: float = field(default=0.0, compare=False)  # as in ``Record``
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -280,6 +280,7 @@ class _Asked:
                 predicted=int(own[i].argmax()),
                 new_class=int(at[i].argmax()),
                 proof=found.proof(i) if self.proofs else None,
+                **found.spent.of(i),
             )
             for i, index in enumerate(batch.tolist())
         ]

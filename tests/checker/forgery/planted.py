@@ -153,8 +153,6 @@ PLANTED = [
     P("where a cut is forgotten", K, "lower_bounds", " - cut.sign * share * arb(cut.value)", "",
       ("affine", "relu", "residual")),
     P("multipliers of any sign", K, "lower_bounds", "len(self.cuts), low=0.0", "len(self.cuts)", ("relu", "attention")),
-    P("places for entries", tree, "halves", "tensor.at(Places([place], tensor.size))",
-      "replace(tensor, index=type(tensor.index)([place], tensor.index.among))", ("weighted", "repeated")),
     P("what a cell learns leaves it", K, "within", "{i: dict(known) for i, known in self._apart.items()}",
       "self._apart", ("relu", "attention")),
     P("ranges of a cell leave it", K, "within", "(low.copy(), high.copy())", "(low, high)", ("relu", "curved")),
