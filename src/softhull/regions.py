@@ -266,7 +266,10 @@ def _spread(values: Array, shape: Shape, name: str) -> Array:
     try:
         return np.broadcast_to(values, shape).copy()
     except ValueError:
-        raise InvalidInput(f"{name} of shape {values.shape} does not fit inputs of shape {shape}") from None
+        several = values.ndim == len(shape) and values.shape[1:] == shape[1:]
+        advice = "; one region serves all inputs: where it differs between them, ask about one at a time"
+        found = f"{name} of shape {values.shape} does not fit inputs of shape {shape}"
+        raise InvalidInput(found + (advice if several else "")) from None
 
 
 def _exact(values: Array) -> Array:

@@ -24,6 +24,9 @@ from ..checker.tree import Cell
 from .curves import slopes
 from .planes import best_lower, best_upper, centre, parameters, referring
 
+# The run walks no more differences of the logits of one softmax either (_PAIRS in propagate/softmax_steps.py).
+_MOST_PAIRS = 4096
+
 
 class Proof:
     """Steps under construction for one input of some networks, and what they have proved."""
@@ -123,9 +126,11 @@ class Proof:
         self.claim_apart(node, stops, contract)
 
     def claim_apart(self, node: Softmax, stops: bool = False, contract: bool = True) -> None:
-        """Claim the differences of the logits of a softmax."""
+        """Claim the differences of the logits of a softmax, unless they are so many that their box has to do."""
         pairs = node.x.at(pairs_within(node)).index.at  # of entries: the difference of one to itself is 0
         whole, pairs = self.networks.whole(node.x.node), pairs[pairs[:, 0] != pairs[:, 1]]
+        if len(pairs) > _MOST_PAIRS:
+            return
         self.products, before = "contracted" if contract else "planes", self.products
         self.claim_differences(whole, pairs, stops)
         self.products = before

@@ -167,6 +167,8 @@ class _Check:
     def __init__(self, certificate: Certificate, networks: Networks, statement: Statement) -> None:
         self.certificate, self.header, self.networks = certificate, certificate.header, networks
         self.statement = statement
+        if max(node.size for node in networks.nodes) > LARGEST_STEP:
+            raise Refused("a model with a tensor that is too large for any step")
         self.region = self._region()
         self.known = Knowledge(networks, self.region)
         self.scores: list[tuple[Floats, Floats]] = []
@@ -353,7 +355,7 @@ class _Check:
         on_cuts = self.certificate.array(step["cuts"], "f") if "cuts" in step else None
         found = self.known.lower_bounds(both, self._rules(step), bool(step.get("stops", False)), on_cuts)
         for row, value, claimed in zip(wanted.tolist(), found, sides[wanted].tolist()):
-            if not value >= arb(claimed):
+            if not proves(value, claimed):
                 side, place = ("lower", row) if row < len(rows) else ("upper", row - len(rows))
                 raise Refused(
                     f"{side} bound of row {place} does not follow: {claimed!r} claimed, {value.str(8)} proved"
@@ -382,6 +384,11 @@ class _Check:
         self.spent += size
         if size > LARGEST_STEP or self.spent > LARGEST_PROOF:
             raise Refused("more rows than the checker allows; split the step")
+
+
+def proves(derived: arb, claimed: float) -> bool:
+    """Whether a claimed lower bound follows; an infinity is what is left of something unknown, whatever its sign."""
+    return bool(derived.is_finite() and derived >= arb(claimed))
 
 
 def check_bounds(lower: Floats, upper: Floats, count: int) -> None:

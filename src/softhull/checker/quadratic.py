@@ -141,6 +141,8 @@ class ProductRanges:
     def between(self, left: Indices, C: Balls, right: Indices) -> tuple[arb, arb]:
         """The range for ``P = X[left]`` and ``R = C Y[right]``."""
         m = len(left)
+        if not m:  # a sum of nothing
+            return ZERO, ZERO
         cross = times(self.cross[np.ix_(left, right)], matrix(C.T))
         other = times(times(C, matrix(self.other[np.ix_(right, right)])), matrix(C.T))
         G = np.block([[self.own[np.ix_(left, left)], cross], [cross.T, other]])

@@ -40,7 +40,7 @@ from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
 from .forms import LARGEST_FORM, Forms, Part, pairs_within
-from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View
+from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View, inputs_of
 from .positions import Places
 from .quadratic import least, least_by_corners
 from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
@@ -62,6 +62,11 @@ class Region:
     eps: float = 0.0
     norm: int = 0
     scale: Floats | None = None
+
+    @property
+    def is_box(self) -> bool:
+        """Whether it is nothing but its box."""
+        return self.centre is None
 
     def minimum(self, rows: Balls) -> Balls:
         """Theorem: over a box ``a.x >= a.m - |a|.r`` (middle, reach), over a ball ``a.x >= a.c - eps |a s|_*``.
@@ -87,6 +92,11 @@ class Choices(Region):
 
     options: tuple[Floats, ...] = ()
     at_most: int | None = None
+
+    @property
+    def is_box(self) -> bool:
+        """It is not: points of it are chosen, position by position."""
+        return False
 
     def minimum(self, rows: Balls) -> Balls:
         """Theorem: a point is its own rows with those of some positions S replaced, ``|S| <= at_most``.
@@ -235,25 +245,67 @@ class Knowledge:
             flat = np.zeros(node.size)
             return outward(self.offsets(node, flat, 1), self.offsets(node, flat, -1))
         if isinstance(node, Softmax):
-            ends = np.array(
-                [[self._probability(node, r, k) for k in range(row.size)] for r, row in enumerate(node.rows.at)]
-            )
+            ends = [end for row in range(len(node.rows.at)) for end in self._probabilities(node, row)]
             found = np.empty((2, node.size))
-            found[:, node.outputs.flat] = ends.reshape(-1, 2).T  # each entry stands in one row
+            found[:, node.outputs.flat] = np.array(ends).T  # each entry stands in one row
             return found[0], found[1]
         if isinstance(node, Product):
             (lx, ux), (ly, uy) = ((exact(end) for end in self.box(view)) for view in (node.x, node.y))
             corners = [node.left.of(a) * node.right.of(b) for a in (lx, ux) for b in (ly, uy)]
             return outward(*(node.out.spread(_fold(end, corners)[None])[0] for end in (arb.min, arb.max)))
+        at_input = any(view.node == 0 for view in inputs_of(node)) and not self.region.is_box
+        widest = max(node.size, *(self.networks.nodes[view.node].size for view in inputs_of(node)))
+        if not at_input or node.size * widest > LARGEST_FORM:  # the box of the region will have to do
+            return outward(*self._ends(node))
         units = _diagonal(node.size)
         least, most = (minimum_of(self, self.back(node, sign * units)) for sign in (ONE, -ONE))
         bias = exact(node.bias) if isinstance(node, Sum) else ZERO
         return outward(least + bias, -most + bias)
 
+    def _ends(self, node: Sum | Matrix) -> tuple[Balls, Balls]:
+        """The least and the largest value of every entry of an affine node over the boxes of its inputs.
+
+        Theorem: ``c.x`` lies within ``|c|.r`` of ``c.m`` (middle, reach), where all coefficients of an entry of x are
+        one number. An entry of x that counts 0 times must be a number all the same.
+        """
+        if isinstance(node, Matrix):
+            entries, same = np.unique(node.x.index.at, return_inverse=True)
+            rows = Places(same, len(entries)).spread(exact(node.weights))
+            middle, reach = (matrix(part[entries][:, None]) for part in self._middle_and_reach(node.x.node))
+            centre, apart = times(rows, middle)[:, 0], times(magnitude(rows), reach)[:, 0]
+            return centre - apart, centre + apart
+        centre, apart = exact(node.bias), zeros(node.size)
+        for index in {view.node for view in node.views}:
+            middle, reach = self._middle_and_reach(index)
+            mine = [(v.index.at, s) for v, s in zip(node.views, node.scales) if v.node == index]
+            if len(mine) == 1:
+                ((entries, c),) = mine
+                centre, apart = centre + c * middle[entries], apart + magnitude(c) * reach[entries]
+                continue
+            counts = [np.flatnonzero(~is_zero(scale).astype(bool)) for _, scale in mine]
+            keys, same = np.unique(
+                np.concatenate([at * len(middle) + entries[at] for at, (entries, _) in zip(counts, mine)]),
+                return_inverse=True,
+            )
+            c = Places(same, len(keys)).spread(np.concatenate([s[at] for at, (_, s) in zip(counts, mine)])[None])[0]
+            own, theirs = keys // len(middle), keys % len(middle)
+            np.add.at(centre, own, c * middle[theirs])
+            np.add.at(apart, own, magnitude(c) * reach[theirs])
+            low, high = self._box(index)
+            known = np.isfinite(low) & np.isfinite(high)
+            for entries, _ in mine:
+                centre[~known[entries]] = arb.nan()
+        return centre - apart, centre + apart
+
+    def _middle_and_reach(self, index: int) -> tuple[Balls, Balls]:
+        """Of the box of a node; no numbers for an entry of which nothing is known."""
+        low, high = (exact(end) for end in self._box(index))
+        return (low + high) / 2, (high - low) / 2
+
     def visible(self, node: Softmax, row: int) -> list[int]:
         """The outputs of a row that no mask hides."""
-        hidden = set() if node.hidden is None else set(node.hidden.flat)
-        return [k for k, place in enumerate(node.rows.at[row].tolist()) if place not in hidden]
+        found: list[int] = np.flatnonzero(~node.hides[node.rows.at[row]]).tolist()
+        return found
 
     def leak(self, node: Softmax, row: int) -> arb:
         """At least the hidden probabilities of a row together.
@@ -272,18 +324,20 @@ class Knowledge:
         top = float(highest.max())
         return ZERO if top == -np.inf else count * (arb(top) - arb(float(lowest.max()))).exp().min(ONE)
 
-    def _probability(self, node: Softmax, row: int, k: int) -> tuple[float, float]:
+    def _probabilities(self, node: Softmax, row: int) -> list[tuple[float, float]]:
         """Theorem: with hidden probabilities d in all, ``p_k = (1 - d) q_k``, q the softmax of the visible logits."""
-        shown = self.visible(node, row)
-        leak = self.leak(node, row)
-        if k not in shown:
-            return 0.0, min(1.0, round_up(leak))
-        low, high = self.logits(node, row).probability(shown.index(k))
-        return max(0.0, round_down(arb(low) - leak)), high
+        shown, leak, x = self.visible(node, row), self.leak(node, row), self.logits(node, row)
+        ends = [(0.0, min(1.0, round_up(leak)))] * node.rows.shape[1]
+        for own, k in enumerate(shown):
+            low, high = x.probability(own)
+            ends[k] = max(0.0, round_down(arb(low) - leak)), high
+        return ends
 
     def logits(self, node: Softmax, row: int) -> Logits:
         """What is known of the visible logits of one row, from what is known of the entries that stand there."""
         x = node.x.at(Places(node.rows.at[row][self.visible(node, row)], node.size))
+        if x.size**2 > LARGEST_FORM:
+            raise Refused("a softmax over more logits than the checker allows")
         low, high = self.box(x)
         known = self._apart.get(x.node, {})
         apart = np.array(

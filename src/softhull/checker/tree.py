@@ -34,7 +34,7 @@ def cells_of(
     the first child, or ``x >= t``, and it is in the second. So the leaves cover the region where every cut has both of
     its children.
     """
-    if entries.ndim != 1 or values.shape != entries.shape or (entries == LEAF).sum() > MOST_CELLS:
+    if entries.ndim != 1 or values.shape != entries.shape or entries.size >= 2 * MOST_CELLS:
         raise Refused(f"a tree that is no list of cuts with at most {MOST_CELLS} cells")
     if len(tensors) != len(entries):
         raise Refused("a tree that does not name a tensor for every cut")

@@ -438,6 +438,12 @@ fail_on_option = click.option(
     type=Name("outcome", tuple(FAIL_ON)),
     help="Exit with code 1 if an instance is falsified; unknown: also if one is undecided or ended in an error.",
 )
+# Of questions about numbers, where nothing can be falsified.
+fail_on_unknown_option = click.option(
+    "--fail-on",
+    type=Name("outcome", ("unknown",)),
+    help="unknown: exit with code 1 if nothing was proved about an instance, or it ended in an error.",
+)
 
 
 def exit_code(fail_on: str | None, verdicts: Iterable[str]) -> int:

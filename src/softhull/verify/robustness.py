@@ -175,7 +175,7 @@ def certified_radius(
         if progress is not None:
             progress(done + 1, len(rounds))
         if result.interrupted:
-            break
+            return search.found(interrupted=True)
     return search.found()
 
 

@@ -162,6 +162,8 @@ PLANTED = [
       "self.offsets(node, below, -1)", ("curved",)),
     P("nothing leaks from behind a mask", K, "leak", "ZERO if top == -np.inf else", "ZERO if True else", ("leaking",)),
     P("another epsilon", operators, "_steadied", "arb(1), epsilon)", "arb(1), 2 * epsilon)", ("normed",)),
+    P("nothing is made 0", network, "_rows_softmax", "empty.reshape(x.shape))", "np.zeros(x.shape, dtype=bool))",
+      ("emptied",)),
     P("windows without pads", operators, "_windows", " * strides[i] - pads[i] +", " * strides[i] +", ("pooled",)),
     P("the others at their least", ranges, "proved_ranges", "ONE - (high.sum() - high), ONE - (low.sum() - low)",
       "ONE - (low.sum() - low), ONE - (low.sum() - low)", ("ensemble", "twins")),

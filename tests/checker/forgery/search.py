@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -159,11 +160,31 @@ def kinds(step: Any) -> Iterator[str]:
                 break
 
 
+@dataclass
+class Known:
+    """What all hunts on an instance share: what is true, and the honest proofs."""
+
+    truth: Truth
+    proofs: list[Certificate]
+
+
+KNOWN: dict[str, Known] = {}
+
+
+def know(instance: Instance) -> None:
+    """Writes the honest proofs of an instance, once in a process; those of a file that is refused are not written."""
+    if instance.name not in KNOWN:
+        truth = Truth(instance)
+        with suppress(ModelError), ctx.workprec(PRECISION):
+            KNOWN[instance.name] = Known(truth, list(honest(instance, truth, Networks(instance.paths))))
+
+
 class Hunt:
-    """The search on one instance."""
+    """The search on one instance; honest proofs that the checker, as it is now, refuses are written again."""
 
     def __init__(self, instance: Instance, seed: int) -> None:
-        self.instance, self.truth = instance, Truth(instance)
+        known = KNOWN.get(instance.name)
+        self.instance, self.truth = instance, known.truth if known else Truth(instance)
         self.rng = np.random.default_rng([seed, *instance.name.encode()])
         self.tally = Tally()
         self.seeds: list[Seed] = []
@@ -171,8 +192,15 @@ class Hunt:
         try:
             with ctx.workprec(PRECISION):
                 self.networks = Networks(instance.paths)
-                for certificate in honest(instance, self.truth, self.networks):
-                    self._start(certificate)
+                try:
+                    for certificate in known.proofs if known else honest(instance, self.truth, self.networks):
+                        self._start(certificate)
+                except Refused:
+                    if not known:
+                        raise
+                    self.seeds.clear()
+                    for certificate in honest(instance, self.truth, self.networks):
+                        self._start(certificate)
         except (ModelError, NoProof, Refused) as problem:
             self.refusal = str(problem)
         if self.seeds:
@@ -333,5 +361,6 @@ def search(among: Sequence[Instance], count: int, seed: int) -> Tally:
     """Forgeries of all instances."""
     tally = Tally()
     for instance, part in zip(among, shares(among, count)):
+        know(instance)
         tally.merge(Hunt(instance, seed).run(part))
     return tally

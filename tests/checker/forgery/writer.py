@@ -166,9 +166,11 @@ class Writer:
         """One to three changes of a seed; ``other`` lends its steps."""
         draft = Draft(seed)
         for _ in range(int(self.rng.choice([1, 1, 2, 3]))):
-            changes, odds = zip(*_CHANGES)
-            change = changes[int(self.rng.choice(len(changes), p=np.array(odds) / sum(odds)))]
-            change(self, draft, other)
+            cut = any(isinstance(step, dict) and "tree" in step for step in draft.steps)
+            if cut and self.rng.random() < 0.5:  # what makes a tree false is rare otherwise
+                self.change_tree(draft, other)
+            else:
+                _CHANGES[int(np.searchsorted(_ODDS, self.rng.random() * _ODDS[-1]))][0](self, draft, other)
             if draft.first is None:  # nothing of the head can be relied on any more
                 break
         draft.shorten(self.rng, int(self.rng.integers(1, 5)))
@@ -752,7 +754,6 @@ class Draft:
 _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.change_number, 0.26),
     (Writer.change_field, 0.12),
-    (Writer.change_tree, 0.1),
     (Writer.stop, 0.08),
     (Writer.one_side, 0.08),
     (Writer.rewrite_rules, 0.12),
@@ -767,3 +768,4 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.change_region, 0.03),
     (Writer.change_head, 0.01),
 ]
+_ODDS = np.cumsum([odds for _, odds in _CHANGES])
