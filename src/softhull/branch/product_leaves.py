@@ -36,7 +36,7 @@ from .losses import NARROW
 # Factorisations spent on the quadratic of a cell, and of one that is only tried.
 STEPS, TRIED = 8, 3
 # Multipliers of the last cut, in units of what the parent misses by the width that is cut.
-GRID, COARSE = (0.2, 0.6, 1.8), (0.5,)
+GRID, COARSE = (0.0, 0.3, 1.0, 3.0), (0.3, 1.0)
 # And around the best of them.
 NEARBY = (0.6, 1.7)
 # Cuts of the whole region that are tried at first, and those that a cell keeps as candidates.
