@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 
 from ..errors import SofthullError
-from ..graph.operator import Interval
+from ..graph.operator import Bilinear, Elementwise, Interval
+from ..graph.ops.normalize import Normalized
+from ..graph.ops.softmax import Softmax
 from ..graph.rounding import share, underflow
 from ..propagate import softmax_steps as softmaxes
+from ..propagate.account import account
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Auto, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
@@ -82,15 +85,44 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     yield walks
     work.attack_open()
     before = work.claims.least(work.found)
-    yield from second_order(work, walks, second)
+    curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
+    yield from second_order(work, walks, second, curved)
     if method.optimize:
-        yield from by_gradient(work, method.linear, None, ~(work.claims.least(work.found) > before))
+        stayed = ~(work.claims.least(work.found) > before)
+        yield from by_gradient(work, method.linear, None, stayed if moving is None else stayed & moving)
 
 
-def second_order(work: Work, walks: Walks, method: SecondOrder) -> Iterator[Walks]:
-    """What second order adds to linear walks, on as many instances at once as fit."""
+def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
+    """Masks ``[B]``: of the instances that second order may prove, and of those that gradient steps may.
+
+    The account of the worst open row of every instance says what is lost where. Second order takes products as they
+    are, and what comes after them by better intervals; gradient steps move lines, planes and mixtures. What neither
+    touches stays lost: where that alone keeps the bound from being positive, they are left out.
+    """
+    curved = torch.zeros_like(work.found.attack, dtype=torch.bool)
+    claims, (bounds,) = cast("Margins", work.claims), walks.bounds  # only they have ends, and of one network
+    row, instance = claims.worst_rows(work.found)
+    rows = claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
+    found = account(bounds, rows, walks.places(instance))
+    first = min(i for i, node in enumerate(bounds.graph.nodes) if isinstance(node.operator, Bilinear))
+    gap = claims.offsets[row, instance] - found.bound
+    relaxed, apart = (Bilinear, Softmax, Elementwise), (Normalized,)
+    by_steps = found.lost(relaxed, apart)
+    by_products = found.lost(relaxed, apart, first - 1)
+    moving = curved.clone()
+    # A loss that is not a number says nothing against trying.
+    curved[instance], moving[instance] = ~(by_products <= gap), ~(by_steps <= gap)
+    for k in (by_products <= gap).nonzero()[:, 0].tolist():
+        name, most = found.dearest(k)
+        line = f"linear bounds only: {float(gap[k]):.2g} is missing, and what other methods improve costs"
+        work.note([int(instance[k])], f"{line} {float(by_products[k]):.2g} ({name} costs {most:.2g})")
+    return curved, moving
+
+
+def second_order(work: Work, walks: Walks, method: SecondOrder, among: Tensor | None = None) -> Iterator[Walks]:
+    """What second order adds to linear walks, on as many instances at once as fit, all or those of a mask ``[B]``."""
     together = min(instances_together(bounds) for bounds in walks.bounds)
-    for part in pieces(work.open(), together):
+    for part in pieces(work.open(among), together):
         stage = Quadratics.after(work, walks.among(part), method)
         if stage is None:
             continue
