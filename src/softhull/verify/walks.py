@@ -26,6 +26,7 @@ from ..propagate.account import account
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Auto, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
+from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.sharpen import sharpened
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
@@ -40,11 +41,14 @@ if TYPE_CHECKING:
 
 # The ways in which a stage may bound a row.
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
+ASCENDED = "second order, gradient"
 # A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
 # classes ends with its proof, but one about a score would go on through every stage for digits that nobody reads.
 SETTLED = 1e-3
 # Factorisations spent on one difference of logits: twelve instead of four gain a percent of a score.
 STEPS = 4
+# Gradient steps on all that is free in one quadratic, and how far they go.
+ASCENTS, RATE = 30, 0.1
 # A class whose probability stays below this share of that of another rival does not move a score.
 NEGLIGIBLE = 1e-3
 
@@ -86,7 +90,7 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     work.attack_open()
     before = work.claims.least(work.found)
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
-    yield from second_order(work, walks, second, curved)
+    yield from second_order(work, walks, second, curved, method.optimize > 0)
     if method.optimize:
         stayed = ~(work.claims.least(work.found) > before)
         yield from by_gradient(work, method.linear, None, stayed if moving is None else stayed & moving)
@@ -119,8 +123,13 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
     return curved, moving
 
 
-def second_order(work: Work, walks: Walks, method: SecondOrder, among: Tensor | None = None) -> Iterator[Walks]:
-    """What second order adds to linear walks, on as many instances at once as fit, all or those of a mask ``[B]``."""
+def second_order(
+    work: Work, walks: Walks, method: SecondOrder, among: Tensor | None = None, ascend: bool = False
+) -> Iterator[Walks]:
+    """What second order adds to linear walks, on as many instances at once as fit, all or those of a mask ``[B]``.
+
+    ``ascend``: in the end by gradient steps on what is free in the quadratics.
+    """
     together = min(instances_together(bounds) for bounds in walks.bounds)
     for part in pieces(work.open(among), together):
         stage = Quadratics.after(work, walks.among(part), method)
@@ -136,6 +145,9 @@ def second_order(work: Work, walks: Walks, method: SecondOrder, among: Tensor | 
             yield replace(sharper, ways=(QUADRATIC,))
         if FITTED in stage.ways:
             yield sharper or stage
+        bent = (sharper or stage).bent(work) if ascend else None
+        if bent is not None:
+            yield bent
 
 
 def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor | None = None) -> Iterator[Walks]:
@@ -368,6 +380,8 @@ class Quadratics(Walks):
         assert places is not None
         flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
         goal = flat.new_full((len(flat),), math.inf) if target is None else target[0]
+        if way == ASCENDED:
+            return ascended_lower(found[0], flat, places, ASCENTS, RATE, goal)[None]
         if len(found) == 1:
             return found[0].lower(flat, places, self.steps, goal, way == FITTED)[None]
         noise = found[0].forms.noise
@@ -387,6 +401,24 @@ class Quadratics(Walks):
         rows = claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
         better = sharpened(self.second[0][0], rows, self.places(instance))
         return None if better is None else replace(self, second=((better,),))
+
+    def bent(self, work: Work) -> Quadratics | None:
+        """The same by gradient steps on all that is free in the quadratics of what is still open; None: nothing."""
+        left = work.open()
+        left = left[torch.isin(left, self.instances)]
+        if not len(left) or len(self.second) != 1 or len(self.second[0]) != 1:
+            return None
+        second = self.second[0][0]
+        if second is None or second.forms.noise_count > LARGEST:
+            return None
+        bounds = second.bounds.take(self.places(left))
+        try:
+            wider = SecondOrderBounds.of(bounds, rectified=True)
+        except (SofthullError, torch.linalg.LinAlgError):
+            return None
+        if wider.forms.noise_count > LARGEST:
+            return None
+        return replace(self, instances=left, bounds=(wider.bounds,), ways=(ASCENDED,), second=((wider,),), pairs=None)
 
     def _ways(self, number: int) -> tuple[str, ...]:
         if None in self.second[number]:
