@@ -1,9 +1,12 @@
-"""JSON Schema, as much of it as docs/answer.schema.json uses."""
+"""JSON Schema, as much of it as docs/*.schema.json use."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -19,10 +22,30 @@ _KNOWN = {
     *("$schema", "title", "description", "type", "required", "properties", "additionalProperties", "items", "enum"),
     *("const", "minItems", "minimum", "pattern"),
 }
+_DOCS = Path(__file__).parents[1] / "docs"
+
+
+@cache
+def schema(name: str) -> dict[str, Any]:
+    """A published schema: ``answer``, ``dataset``, ``conformal``, ``radii`` or ``specification``."""
+    found: dict[str, Any] = json.loads((_DOCS / f"{name}.schema.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _resolved(reference: str) -> dict[str, Any]:
+    """What ``FILE.schema.json#/a/b`` points to."""
+    file, _, place = reference.partition("#/")
+    found = schema(file.removesuffix(".schema.json"))
+    for name in place.split("/"):
+        found = found[name]
+    return found
 
 
 def complaints(value: Any, schema: dict[str, Any], place: str = "$") -> Iterator[str]:
     """What of a value the schema does not allow; an unknown keyword of the schema is a complaint, too."""
+    if "$ref" in schema:
+        yield from complaints(value, _resolved(schema["$ref"]), place)
+        return
     if strange := schema.keys() - _KNOWN:
         yield f"{place}: the schema uses {sorted(strange)}, which is not checked"
     kinds = schema.get("type", [])

@@ -17,10 +17,9 @@ from click.testing import CliRunner
 import softhull
 from softhull.cli.app import app
 
-from .documents import ROOT
-from .schema import complaints
+from .schema import complaints, schema
 
-SCHEMA = json.loads((ROOT / "docs/answer.schema.json").read_text(encoding="utf-8"))
+SCHEMA = schema("answer")
 MLP, DIGITS = softhull.bundled("digits-mlp-0.onnx"), softhull.bundled("digits.npz")
 EPS = 0.16
 
@@ -100,6 +99,81 @@ def test_the_command_line_follows_the_schema(question: str, tmp_path: Path) -> N
     assert answer["instances"][0]["predicted"] is not None
 
 
+ONE = ("--data", DIGITS, "--eps", 0.02, "--clip", 0, 1, "--indices", "1:3")
+FEW = ("--data", DIGITS, "--eps", 0.02, "--indices", "0:6", "--alpha", 0.5, "--splits", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("dataset", ("dataset", MLP, *ONE)),
+        ("conformal", ("conformal", MLP, *FEW)),
+        ("radii", ("verify", MLP, *ONE, "--radius", "--method", "linear")),
+        ("specification", ("verify", MLP, "--vnnlib", "property.vnnlib")),
+    ],
+)
+def test_every_other_answer_has_a_schema(
+    name: str, arguments: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    box = "".join(f"(declare-const X_{i} Real)(assert (>= X_{i} 0))(assert (<= X_{i} 0.1))" for i in range(64))
+    outputs = "".join(f"(declare-const Y_{i} Real)" for i in range(10))
+    Path("property.vnnlib").write_text(f"{box}{outputs}(assert (>= Y_0 1000))", encoding="utf-8")
+    done = call(*arguments, "--json", "answer.json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(Path("answer.json").read_text(encoding="utf-8"))
+    assert list(complaints(answer, schema(name))) == []
+    assert answer["schema"] == f"softhull-{name}-1"
+    assert answer["command"][:2] == ["softhull", arguments[0]]
+    for wrong in (answer | {"schema": "another"}, answer | {"more": 1}, {"schema": answer["schema"]}):
+        assert list(complaints(wrong, schema(name)))
+
+
+def test_samples_of_a_data_set_have_a_table(tmp_path: Path) -> None:
+    out = tmp_path / "metrics.json"
+    done = call("dataset", MLP, *ONE, "--table", "--fail-on", "unknown", "--json", out)
+    assert done.exit_code == 0, done.output
+    assert "samples, radius 0.02" in done.stdout
+    rows = json.loads(out.read_text())["radii"][0]["instances"]
+    assert [row["index"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 0 <= row["probability_least"] <= row["confidence_most"] <= 1
+        assert row["confidence_least"] <= row["confidence_most"]
+
+
+def test_numbers_that_could_not_be_bounded_fail_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("as on a machine with no memory left")
+
+    monkeypatch.setattr("softhull.verify.ranges.RangeFinder.ranges", broken)
+    monkeypatch.setattr("softhull.verify.uncertainty.solve", broken)
+    for command in ("dataset", "uncertainty"):
+        assert call(command, MLP, *ONE).exit_code == 0
+        done = call(command, MLP, *ONE, "--fail-on", "unknown")
+        assert done.exit_code == 1, done.output
+
+
+def test_uncertainty_keeps_what_it_has_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, calls = softhull.ScoreAttack.run, iter((False, True, False))
+
+    def interrupted(*given: Any) -> Any:
+        if next(calls):
+            raise KeyboardInterrupt
+        return attack(*given)
+
+    monkeypatch.setattr(softhull.ScoreAttack, "run", interrupted)
+    monkeypatch.setattr("softhull.verify.uncertainty.BATCH", 1)
+    out = tmp_path / "scores.json"
+    done = call("uncertainty", MLP, *ONE, "--workers", 1, "--table", "--json", out)
+    assert done.exit_code == 130, done.output
+    answer = json.loads(out.read_text())
+    assert answer["interrupted"]
+    first, second = answer["instances"]
+    assert first["attack"] <= first["bound"]
+    assert second["bound"] is None
+    assert "interrupted" in second["message"]
+
+
 def test_the_schema_refuses_what_is_wrong(result: softhull.Result) -> None:
     answer = result.to_dict()
     wrong: Sequence[dict[str, Any]] = (
@@ -155,6 +229,19 @@ def test_data_frames_have_a_line_per_instance(
     assert len(scores.to_pandas()) == len(scores)
     assert len(digits.to_pandas()) == len(digits)
     assert len(network.to_pandas()) == len(network.graph.nodes)
+
+
+def test_data_frames_of_pandas_itself(result: softhull.Result, scores: Any, network: Any, digits: Any) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install 'softhull[pandas]'")
+    frame = result.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["verdict"].value_counts().sum() == len(result)
+    assert frame["cpu_seconds"].dtype == float
+    assert scores.to_pandas()["bound"].notna().all()
+    assert len(digits.to_pandas()) == len(digits)
+    assert len(network.to_pandas()) == len(network.graph.nodes)
+    radii = softhull.certified_radius(network, digits.x[:2], digits.y[:2], 0.01, method="linear", steps=1)
+    assert list(radii.to_pandas()["capped"]) == [True, True]
 
 
 def test_without_pandas_one_line_says_what_to_install(result: softhull.Result, monkeypatch: pytest.MonkeyPatch) -> None:

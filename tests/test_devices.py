@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -200,14 +201,13 @@ def test_commands_take_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["local:1", "dask"])
 def test_workers_compute_on_the_device_and_the_store_knows_the_answers_anywhere(
-    tmp_path: Path, everywhere: Path, executor: str
+    tmp_path: Path, everywhere: Path
 ) -> None:
     campaign = write_campaign(tmp_path, 1, eps="[0.02]")
     campaign.write_text(campaign.read_text().replace("[run]\n", f'[run]\ndevice = "{DEVICE}"\n'))
     there, here = tmp_path / "there.db", tmp_path / "here.db"
-    done = run("run", campaign, "--store", there, "--executor", executor)
+    done = run("run", campaign, "--store", there, "--executor", "local:1")
     assert done.returncode == 0, done.stderr
     assert len(list(everywhere.glob("used-by-*"))) > 1  # the process that asks whether it is there, and a worker
     assert call("run", campaign, "--store", here, "--executor", "local:1", "--device", "cpu").exit_code == 0
@@ -223,15 +223,34 @@ def test_workers_compute_on_the_device_and_the_store_knows_the_answers_anywhere(
     assert '"answered"' not in call("run", campaign, "--store", there, "--device", "cpu", "--json", "-").stdout
 
 
-@pytest.mark.slow
+def test_workers_of_a_cluster_compute_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of this process as workers: the device is theirs, too."""
+    used = count()
+    compute = pretend_device._run
+    monkeypatch.setattr(pretend_device, "_run", lambda *given: (next(used), compute(*given))[1])
+    campaign = write_campaign(tmp_path, 1, eps="[0.02]")
+    with local_cluster() as cluster:
+        executor = f"dask:{cluster.scheduler_address}"
+        done = call("run", campaign, "--store", tmp_path / "runs.db", "--executor", executor, "--device", DEVICE)
+    assert done.exit_code == 0, done.output
+    assert next(used)
+    with Store.read(tmp_path / "runs.db") as store:
+        assert {row.verdict for row in store.rows()} <= {"certified", "falsified", "misclassified", "bounded"}
+
+
+def local_cluster() -> Any:
+    """A scheduler and one worker, both in this process."""
+    return pytest.importorskip("distributed").LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    )
+
+
 def test_workers_elsewhere_say_themselves_that_they_lack_the_device(tmp_path: Path) -> None:
     campaign = write_campaign(tmp_path, 1)
-    with pytest.importorskip("distributed").LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address=None
-    ) as cluster:
+    with local_cluster() as cluster:
         arguments = ("--store", tmp_path / "runs.db", "--executor", f"dask:{cluster.scheduler_address}")
-        said = one_line(run("run", campaign, *arguments, "--device", "meta"))
-    assert "a worker of tcp://" in said
+        said = one_line(call("run", campaign, *arguments, "--device", "meta"))
+    assert f"a worker of {cluster.scheduler_address}" in said
     assert "device 'meta' cannot be used here" in said
     assert not known(tmp_path / "runs.db")
 

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import softhull
+from softhull.verify.methods import TABLE
 
 from .documents import ROOT
 
@@ -57,3 +62,20 @@ def test_functions_say_what_they_are_for(source: Path) -> None:
         if needs_docstring(name, node) and not ast.get_docstring(node) and not inherited(source, name)
     ]
     assert not missing
+
+
+def settings_classes() -> list[type]:
+    """The public classes that are made of settings which a user writes down."""
+    public = [getattr(softhull, name) for name in dir(softhull) if not name.startswith("_")]
+    return [
+        each for each in public if is_dataclass(each) and isinstance(each, type) and "Args:" in (each.__doc__ or "")
+    ]
+
+
+def test_every_setting_of_a_method_is_documented() -> None:
+    found = settings_classes()
+    methods = {entry.settings() for entry in TABLE.values()}
+    assert methods | {softhull.Perturbation, softhull.Alternatives, softhull.ScoreAttack} <= set(found)
+    for each in found:
+        listed = re.findall(r"^ {8}(\w+)(?: \(.*?\))?: ", each.__doc__ or "", flags=re.MULTILINE)
+        assert listed == [f.name for f in fields(each)], each.__name__

@@ -266,7 +266,10 @@ def _spread(values: Array, shape: Shape, name: str) -> Array:
     try:
         return np.broadcast_to(values, shape).copy()
     except ValueError:
-        raise InvalidInput(f"{name} of shape {values.shape} does not fit inputs of shape {shape}") from None
+        several = values.ndim == len(shape) and values.shape[1:] == shape[1:]
+        advice = "; one region serves all inputs: where it differs between them, ask about one at a time"
+        found = f"{name} of shape {values.shape} does not fit inputs of shape {shape}"
+        raise InvalidInput(found + (advice if several else "")) from None
 
 
 def _exact(values: Array) -> Array:
@@ -342,6 +345,10 @@ class Region:
     def __post_init__(self) -> None:
         if not (self.lower <= self.upper).all():
             raise InvalidInput("the input box has a lower bound above its upper bound, or a NaN")
+
+    def points(self, most: int) -> Tensor | None:
+        """All points ``[N, *shape]`` of the only instance; None where there are more than ``most``."""
+        return None
 
     @property
     def size(self) -> int:
@@ -523,7 +530,6 @@ class Choices(Region):
         return sum(ways)
 
     def points(self, most: int) -> Tensor | None:
-        """All points ``[N, *shape]`` of the only instance; None where there are more than ``most``."""
         if self.count() > most:
             return None
         own = self.options[0, :, :1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -9,6 +10,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -64,6 +66,7 @@ class _Worker:
     connection: Connection
     ready: bool = False
     task: tuple[int, bytes] | None = None
+    since: float = math.inf  # when work on the task began
 
 
 class Workers:
@@ -95,7 +98,7 @@ class Workers:
 
     def _give(self, task: tuple[int, bytes]) -> None:
         worker = next((w for w in self._pool if w.task is None), None) or self._start()
-        worker.task = task
+        worker.task, worker.since = task, time.monotonic() if worker.ready else math.inf
         with suppress(OSError):  # it may just have ended: ``wait`` finds its remains
             worker.connection.send_bytes(task[1])
 
@@ -114,7 +117,17 @@ class Workers:
             if worker.ready and worker.task is not None:
                 found.append(Done(worker.task[0], message))
                 worker.task = None
+            elif not worker.ready:
+                worker.since = time.monotonic()
             worker.ready = True
+        return found
+
+    def end_late(self, limit: Callable[[int], float]) -> list[int]:
+        """End workers that have been on a task for longer than its limit in seconds; the tasks given up with them."""
+        now, found = time.monotonic(), []
+        for worker in [w for w in self._pool if w.task is not None and now > w.since + limit(w.task[0])]:
+            worker.process.kill()
+            found += [lost.number for lost in self._bury(worker) if isinstance(lost, Lost)]
         return found
 
     def stop(self) -> None:

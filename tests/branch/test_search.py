@@ -10,7 +10,7 @@ import torch
 
 from softhull.branch.cut_leaves import CutLeaves, _Batch
 from softhull.branch.cuts import Cut
-from softhull.branch.loop import Search
+from softhull.branch.loop import Search, watching
 from softhull.propagate.methods import Branch
 
 from .cells import Problem, check_tree, random_inner, random_margin, random_score
@@ -42,6 +42,19 @@ def test_search_ends_near_the_minimum_and_never_above_it(make: Any, which: tuple
     assert found.left(0) == 0
     assert least - NEAR < found.bound(0) <= least
     check_tree(problem, found.roots[0], x)
+
+
+def test_a_search_tells_how_its_bound_rises() -> None:
+    problem, told = random_margin(0, False), []
+    least = float(problem.objective(problem.points()).min())
+    with watching(lambda left, bound: told.append((left, bound))):
+        found = search(problem, least - NEAR, nodes=3000)
+    grown = found.grown(0)
+    bounds = [moment.bound for moment in grown.history]
+    assert told == [(moment.left, moment.bound) for moment in grown.history]
+    assert bounds == sorted(bounds)
+    assert (grown.history[-1].left, bounds[-1]) == (0, found.bound(0))
+    assert [bound for bound, cut in grown.trees[0] if cut is None] == [leaf.bound for leaf in found.roots[0].leaves()]
 
 
 @pytest.mark.parametrize("kind", ["relu", "leaky", "tanh", "attention"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -23,11 +25,14 @@ from ..checker.evaluate import save, values
 TOKENS, WIDTH = 3, 2
 
 
-def _causal(path: Path, number: float, how: str) -> Path:
-    """Causal attention over three tokens; the mask is added or takes the place of logits."""
+def _causal(path: Path, number: float, how: str, empty: int = 0, guard: str = "Where") -> Path:
+    """Causal attention over three tokens; the mask is added or takes the place of logits; ``empty`` rows see nothing.
+
+    Behind the softmax comes the guard that exporters write, or a product with 0 or 1 instead.
+    """
     rng = np.random.default_rng(3)
-    later = np.triu(np.ones((TOKENS, TOKENS), dtype=bool), 1)
-    constants = {f"w{part}": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for part in "qkv"}
+    later = np.triu(np.ones((TOKENS, TOKENS), dtype=bool), 1) | (np.arange(TOKENS) < empty)[:, None]
+    constants: dict[str, Any] = {f"w{part}": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for part in "qkv"}
     constants |= {"out": rng.normal(size=(TOKENS * WIDTH, 3)).astype(np.float32), "flat": np.array([1, TOKENS * WIDTH])}
     constants |= {"mask": np.where(later, number, 0).astype(np.float32), "seen": ~later}
     constants |= {"number": np.array(number, dtype=np.float32), "nothing": np.array(0, dtype=np.float32)}
@@ -38,7 +43,11 @@ def _causal(path: Path, number: float, how: str) -> Path:
     ]
     masked = {"add": ("Add", ["s", "mask"]), "replace": ("Where", ["seen", "s", "number"])}[how]
     nodes += [helper.make_node(*masked, ["m"]), helper.make_node("Softmax", ["m"], ["p"], axis=-1)]
-    nodes += [helper.make_node("IsNaN", ["p"], ["n"]), helper.make_node("Where", ["n", "nothing", "p"], ["g"])]
+    constants |= {"kept": (np.arange(TOKENS) >= empty).astype(np.float32)[:, None]}
+    if guard == "Where":
+        nodes += [helper.make_node("IsNaN", ["p"], ["n"]), helper.make_node("Where", ["n", "nothing", "p"], ["g"])]
+    else:
+        nodes += [helper.make_node("Mul", ["p", "kept"], ["g"])]
     nodes += [helper.make_node("MatMul", ["g", "v"], ["a"]), helper.make_node("Reshape", ["a", "flat"], ["f"])]
     return save(path, [*nodes, helper.make_node("MatMul", ["f", "out"], ["y"])], constants, [1, TOKENS, WIDTH])
 
@@ -84,6 +93,25 @@ def test_probabilities_and_planes_hold_where_the_mask_leaks(tmp_path, number, ho
         ):
             line = (slope[0].astype(float) * logits[:, None]).sum(-1) + offset[0].astype(float)
             assert (sign * (node.outputs.of(p) - line) >= -1e-9 * (1 + np.abs(logits).max())).all()
+
+
+@pytest.mark.parametrize("how", ["add", "replace"])
+@pytest.mark.parametrize("empty", [1, 2])
+def test_guarded_rows_without_visible_logits_are_zero_and_proved(tmp_path, how, empty):
+    model = _causal(tmp_path / "m.onnx", -math.inf, how, empty)
+    x = np.random.default_rng(0).normal(size=TOKENS * WIDTH)
+    networks = Networks([model])
+    session = onnxruntime.InferenceSession(model)
+    logits = session.run(None, {"x": x.reshape(1, TOKENS, WIDTH).astype(np.float32)})[0].ravel()
+    np.testing.assert_allclose(values(networks, x)[networks.logits[0].node].ravel(), logits, rtol=0, atol=1e-5)
+    write_certificate(tmp_path / "c.npz", class_certificate(model, x, int(logits.argmax()), Perturbation(1e-3)))
+    assert check_certificate(tmp_path / "c.npz", [model]).accepted
+
+
+def test_nothing_but_a_guard_makes_them_numbers(tmp_path):
+    """0 times what is not a number is not a number."""
+    with pytest.raises(ModelError, match="masked completely"):
+        Networks([_causal(tmp_path / "m.onnx", -math.inf, "add", 1, "Mul")])
 
 
 def test_a_row_without_visible_logits_is_refused(tmp_path):

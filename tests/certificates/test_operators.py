@@ -41,6 +41,14 @@ def _eight_bits(b: Builder, x: str) -> str:
     return str(b.op("MatMul", x, b.op("DequantizeLinear", weights, b.const(0.01), b.const(3, np.int8))))
 
 
+_WRITTEN: dict[str, Any] = {
+    "antialias": 0,
+    "keep_aspect_ratio_policy": "stretch",
+    "extrapolation_value": 0.0,
+    "exclude_outside": 0,
+}
+WIDE = np.random.default_rng(5).normal(size=(12, 3)) / 4
+
 MIDDLES: dict[str, tuple[Make, int]] = {
     "sine": (_in_the_middle("Sin"), 17),
     "cosine": (_in_the_middle("Cos"), 22),
@@ -58,6 +66,14 @@ MIDDLES: dict[str, tuple[Make, int]] = {
     "padding": (_as((1, 1, 3, 4), lambda b, x: str(b.op("Pad", x, b.ints(0, 0, 1, 0, 0, 0, 0, 1), b.const(0.5)))), 17),
     "interpolation": (
         _as((1, 1, 3, 4), lambda b, x: str(b.op("Resize", x, "", "", b.ints(1, 1, 5, 3), mode="linear"))),
+        17,
+    ),
+    "interpolation as exporters write it": (
+        _as((1, 1, 3, 4), lambda b, x: str(b.op("Resize", x, "", b.const([1, 1, 2, 2]), mode="linear", **_WRITTEN))),
+        20,
+    ),
+    "a product of constants": (
+        lambda b, x: str(b.op("MatMul", x, b.op("MatMul", b.const(WIDE), b.const(WIDE.T)))),
         17,
     ),
     "attention": (_as((1, 1, 3, 4), lambda b, x: str(b.op("Attention", x, x, x, is_causal=1))), 23),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from softhull.checker.balls import PRECISION, exact, zeros
 from softhull.checker.certificate import Refused
 from softhull.checker.check import region_of
 from softhull.checker.network import Networks, Softmax
-from softhull.checker.quadratic import Noise, ProductRanges, least, semidefinite
+from softhull.checker.quadratic import Noise, ProductRanges, least, least_by_corners, semidefinite
 from softhull.checker.replay import Knowledge
 from softhull.data import bundled
 
@@ -83,6 +84,43 @@ def test_least_wants_multipliers_that_prove() -> None:
     found = least(l_, B, np.array([1.0, 1.0 + 1e-9]), np.zeros(2), Noise(2, 0))
     assert found is not None
     assert -2.001 < float(found) <= -2  # the truth is -2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_corners_of_an_l1_ball_are_below_every_point(seed: int) -> None:
+    """Whole numbers and points of a grid, so that every value is exact: no tolerance."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 5))
+    noise = Noise(int(rng.integers(1, n + 1)), 1)
+    B, l_ = rng.integers(-8, 9, (n, n)).astype(float), rng.integers(-8, 9, n).astype(float)
+    B = B + B.T
+    grid = np.array(list(itertools.product(np.arange(-4, 5) / 4, repeat=n)))
+    grid = grid[np.abs(grid[:, : noise.inputs]).sum(1) <= 1]
+    lowest = (((grid @ B) * grid).sum(1) + grid @ l_).min()
+    found = least_by_corners(exact(l_), exact(B), noise)
+    assert found <= arb(lowest)
+    if noise.inputs == n:  # without other noise, a smallest term at a corner, not between two, is attained
+        at_corners = min(0.0, *(B[i, i] + sign * l_[i] for i in range(n) for sign in (-1, 1)))
+        assert at_corners >= lowest
+        assert float(found) <= at_corners
+    wide = least_by_corners(exact(l_), exact(B) + arb(0, 0.125), noise)
+    assert wide.lower() <= found  # what holds of all matrices of a ball holds of this one
+
+
+def test_corners_are_for_l1_balls_alone() -> None:
+    """Over a cube, pairs of corners of the l_1 ball prove nothing: both numbers may be 1 at once."""
+    steep = exact(np.array([-1.0, -1.0]))
+    assert least_by_corners(steep, zeros(2, 2), Noise(2, 1)) == -1
+    with np.load(bundled("digits.npz")) as data:
+        x = data["x"][1].ravel() / 255
+    for norm, refused in (("1", False), ("inf", True)):
+        proof = Proof([bundled("digits-attention.onnx")], x, 0.01, norm, None)
+        logits = proof.networks.logits[0]
+        proof.prepare([logits], contract=False)
+        second = SecondOrder(proof, [logits])
+        second._multipliers = lambda linear, B: {"corners": 1}  # type: ignore[method-assign]
+        with pytest.raises(Refused, match="l_1 ball alone") if refused else nullcontext():
+            second.lead(logits, 0, 1)
 
 
 @pytest.mark.parametrize("norm", [0, 1, 2])

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from flint import arb
 
-from softhull.checker import certificate, network, statement
+from softhull.checker import certificate, check, network, statement
 from softhull.checker.balls import Balls, zeros
 from softhull.checker.check import check_certificate
 from softhull.checker.forms import Forms
@@ -62,6 +63,7 @@ def _cover_every_add(patch: Patch) -> None:
 
 def _follow_no_masks(patch: Patch) -> None:
     patch.setattr(network.Networks, "_follow_masks", lambda *_: None)
+    patch.setattr(check, "proves", lambda derived, claimed: derived >= arb(claimed))  # an infinity is no bound by now
 
 
 REVERTS: dict[str, Callable[[Patch], None]] = {

@@ -34,6 +34,16 @@ REFUSED: dict[str, tuple[tuple[int | str, ...], Callable[[Builder], str], str]] 
         lambda b: b.op("Where", b.op("IsNaN", b.op("Exp", "x")), b.const(0.0), b.op("Neg", "x")),
         r"\(Where\).*condition depends on the network input",
     ),
+    "a row that sees nothing": (
+        (2, 3),
+        lambda b: b.op("Softmax", b.op("Add", "x", b.const([[0.0, 0, 0], [-np.inf, -np.inf, -np.inf]])), axis=-1),
+        r"\(Softmax\): all logits of a row are masked",
+    ),
+    "a row that sees nothing, in finite numbers": (
+        (2, 3),
+        lambda b: b.op("Softmax", b.op("Add", "x", b.const([[0.0, 0, -3e38], [-3e38, -3e38, -3e38]])), axis=-1),
+        r"\(Softmax\): all logits of a row are masked",
+    ),
     "two powers": ((1, 2), lambda b: b.op("Pow", "x", b.const([2.0, 3.0])), r"\(Pow\).*one constant exponent"),
     "shape from values": ((1, 4), lambda b: b.op("Reshape", "x", "x"), r"\(Reshape\).*depends on the network input"),
     "impossible reshape": ((1, 4), lambda b: b.op("Reshape", "x", b.ints(3, 2)), r"cannot reshape \(1, 4\)"),

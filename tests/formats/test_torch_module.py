@@ -72,10 +72,49 @@ def test_convolutional_classifier():
 
 
 @pytest.mark.slow
-def test_what_cannot_be_used_is_named():
-    class Sorted(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.sort(-1).values
+class _Sorted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sort(-1).values
 
-    with pytest.raises(ModelError, match=r"torch module Sorted: node .* \(TopK\)"):
-        from_torch(Sorted(), torch.rand(1, 4))
+
+class _LastOf(nn.Module):
+    """The last answer of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)[0][:, -1]
+        return found
+
+
+class _Blind(nn.Module):
+    """Attention whose second query may look at nothing; a boolean mask is exported as the lowest float."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x[:, None]
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, self.mask).flatten(1)
+
+
+SEEN = torch.tensor([[True, False], [False, False]])
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "said"),
+    [
+        (_Sorted(), torch.rand(1, 4), r"torch module _Sorted: node .* \(TopK\)"),
+        (_LastOf(nn.LSTM(3, 2, batch_first=True)), torch.rand(1, 4, 3), r"\(LSTM\).*nn\.LSTMCell in a loop"),
+        (nn.Linear(4, 2).half(), torch.rand(1, 4).half(), r"single precision, with module\.float\(\)"),
+        (nn.Conv2d(3, 2, 2), torch.rand(1, 5, 5, 3), r"another order: give x\.permute\(0, 3, 1, 2\)"),
+        (_Blind(SEEN), torch.rand(1, 2, 3), r"\(Softmax\): all logits of a row are masked; leave one"),
+        (_Blind(SEEN.float().log()), torch.rand(1, 2, 3), r"\(Softmax\): all logits of a row are masked; leave one"),
+    ],
+)
+def test_what_cannot_be_used_is_named(module, example, said):
+    with pytest.raises(ModelError, match=said):
+        from_torch(module, example)

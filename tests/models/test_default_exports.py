@@ -8,8 +8,11 @@ from __future__ import annotations
 import pytest
 from benchmarks.models import BEGIN, END, MODELS, PAGE, measure, table
 
-TORCH = [name for name in MODELS if not name.startswith(("transformers", "timm")) and "4 layers" not in name]
+LONG = {"encoder, 4 layers", "encoder, 1 layer, pre-norm", "group norm, nearest upsampling"}
+LONG |= {"multi-head attention, float mask", "group norm, transposed convolution"}
+TORCH = [name for name in MODELS if not name.startswith(("transformers", "timm")) and name not in LONG]
 PROVED = {"dot-product attention, boolean mask", "LeNet", "U-Net", "recurrent cells, unrolled"}
+PROVED |= {"group norm, bilinear upsampling"}
 
 
 @pytest.mark.parametrize("name", TORCH)

@@ -244,7 +244,7 @@ def artifact(tmp_path):
 @pytest.fixture
 def quick(monkeypatch):
     """A few steps each: what is computed is tested elsewhere."""
-    monkeypatch.setattr("softhull.verify.uncertainty.Dual", lambda: Dual(steps=4))
+    monkeypatch.setattr("softhull.solve.dual.Dual", lambda: Dual(steps=4))  # as the table of methods finds it
     monkeypatch.setattr(
         "softhull.paper.uncertainty.ScoreAttack", lambda restarts, steps=2: ScoreAttack(steps, min(restarts, 2))
     )

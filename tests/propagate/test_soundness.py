@@ -25,7 +25,7 @@ from tests.propagate.networks import random_attention
 NORMS = (math.inf, 2, 1)
 PAPER = Path(os.environ.get("SOFTHULL_PAPER_DIR", "no-such-folder"))
 # A larger number for a night's run: SOFTHULL_RANDOM_GRAPHS=5000 pytest tests/propagate/test_soundness.py
-GRAPHS = int(os.environ.get("SOFTHULL_RANDOM_GRAPHS", "200"))
+GRAPHS = int(os.environ.get("SOFTHULL_RANDOM_GRAPHS", "100"))
 
 
 def _region(graph, rng, norm=math.inf, clip=None, eps=None):

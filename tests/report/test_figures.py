@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from softhull import BOUNDS, InvalidInput
+from softhull.branch.tree import Grown, Moment
 from softhull.report.figures import COLOURS, colour, drawn_by_default, names_in_table, save, sigmoid_figure
+from softhull.report.tree_figure import tree_figure
 
 pytest.importorskip("matplotlib")
 
@@ -63,3 +65,13 @@ def test_names_are_checked() -> None:
         names_in_table(["lse2"], 3)
     with pytest.raises(InvalidInput, match="interval"):
         sigmoid_figure((0.0, np.inf))
+
+
+def test_a_tree_shows_every_cell_once() -> None:
+    """Two problems: one that is cut twice, one that is not; a cell is proved, open or cut, and the bound rises."""
+    trees = (((-1.0, "x[0] <= 0.5"), (0.2, None), (-0.5, "n3[1] <= 0.0"), (0.1, None), (-0.1, None)), ((0.3, None),))
+    grown = Grown(trees, (Moment(0.1, -1.0, 1), Moment(0.2, -0.5, 1), Moment(0.3, -0.1, 1)))
+    tree, bound = tree_figure(grown, 0.4, "title").axes
+    assert [text.get_text() for text in tree.get_legend().get_texts()] == ["2 cut", "3 proved", "1 open"]
+    assert {text.get_text() for text in tree.texts} == {"x[0] <= 0.5", "n3[1] <= 0.0", "0.2", "0.1", "-0.1", "0.3"}
+    assert bound.get_lines()[0].get_ydata().tolist() == [-1.0, -0.5, -0.1]

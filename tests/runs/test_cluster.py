@@ -62,10 +62,10 @@ def wait_for_address(log: Path, process: subprocess.Popen[str]) -> str:
 @pytest.mark.slow
 def test_a_worker_killed_while_it_works(tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[str]]]) -> None:
     address, workers = cluster
-    campaign = write_campaign(tmp_path, 40, batch=4)
+    campaign = write_campaign(tmp_path, 20, batch=2)
     store = tmp_path / "cluster.db"
     process = start("run", campaign, "--store", store, "--executor", f"dask:{address}", "--quiet")
-    while process.poll() is None and answered(store) < 20:
+    while process.poll() is None and answered(store) < 10:
         time.sleep(0.05)
     os.kill(workers[0].pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=300)

@@ -75,7 +75,7 @@ def note_events(path: Path, begun: Counter[tuple[int, int]]) -> set[tuple[int, i
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    kill_at_random(tmp_path, instances=20, kills=3, seed=int.from_bytes(os.urandom(4), "big"))
+    kill_at_random(tmp_path, instances=12, kills=2, seed=int.from_bytes(os.urandom(4), "big"))
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_six_hundred_instances_killed_twenty_times(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_share_a_store_and_do_nothing_twice(tmp_path: Path) -> None:
-    campaign = write_campaign(tmp_path, 20)
+    campaign = write_campaign(tmp_path, 12)
     run_here(campaign, tmp_path / "alone.db")
     store = tmp_path / "shared.db"
     both = [start("run", campaign, "--store", store, *LOCAL, "--json", tmp_path / f"{n}.json") for n in range(2)]

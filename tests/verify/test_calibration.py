@@ -79,7 +79,7 @@ def exact_error(confidence: np.ndarray, correct: np.ndarray, edges: np.ndarray) 
 
 def test_sign_enumeration_equals_brute_force() -> None:
     rng = np.random.default_rng(1)
-    for _ in range(1000):
+    for _ in range(400):
         bins = int(rng.integers(1, 5))
         inner = np.sort(rng.choice(np.arange(1, UNIT), bins - 1, replace=False)) / UNIT
         edges = np.array([0.0, *inner, 1.0])

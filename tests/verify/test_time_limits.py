@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from softhull.formats.datasets import load_dataset
 from softhull.formats.onnx import load_onnx
 from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.regions import Perturbation
-from softhull.runs.vnncomp import decide_safely, read_instances
+from softhull.runs import vnncomp
+from softhull.runs.vnncomp import Instance, Verdict, decide_safely, read_instances
 from softhull.verify import robustness
 from softhull.verify.engine import solve
 from softhull.verify.robustness import certified_radius, verify_robustness, verify_specification
@@ -122,3 +125,21 @@ def test_campaigns_and_competitions_take_a_limit_of_zero(tmp_path: Path) -> None
     assert decide_safely(instance, None).result == "timeout"
     done = call("vnncomp", tmp_path / "net-0.onnx", tmp_path / "p.vnnlib", tmp_path / "r.txt", "--timeout", 0)
     assert (done.exit_code, done.stdout) == (0, "timeout\n")
+
+
+def _asleep(instance: Instance) -> Verdict:
+    if instance.onnx == "long":
+        time.sleep(60)
+    return Verdict("unsat")
+
+
+def test_what_does_not_end_by_itself_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that never looks at its clock is ended; the others of the table are decided."""
+    monkeypatch.setattr(vnncomp, "_decider", _sleeper)
+    listed = [Instance(name, "p", 0.2, Path()) for name in ("long", "short", "short")]
+    found = [verdict.result for _, verdict in vnncomp.decide_all(listed, None, workers=1)]
+    assert found == ["timeout", "unsat", "unsat"]
+
+
+def _sleeper(method: str | None, device: str, threads: int) -> Callable[[Instance], Verdict]:
+    return _asleep

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 
@@ -50,10 +49,10 @@ def test_the_bracket_is_ordered_for_every_score(score, bound):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:eps =:softhull.errors.InputWarning")  # regions beyond the unit box are meant
 def test_never_below_the_attack_on_random_ensembles():
-    """14 ensembles, 24 inputs and 6 scores: 2016 pairs of instance and score; SOFTHULL_SEED tries other ones."""
+    """8 ensembles, 24 inputs and 6 scores: 1152 pairs of instance and score; SOFTHULL_SEED tries other ones."""
     seed = int(os.environ.get("SOFTHULL_SEED", "1499835471"))
     draw = np.random.default_rng(seed)
-    for i in range(14):
+    for i in range(8):
         classes = int(draw.integers(2, 6))
         graphs, generator = ensemble(
             int(draw.integers(2**31)),
@@ -95,8 +94,7 @@ def test_enumerating_all_rectifier_patterns_finds_nothing_worse(seed):
     layers = [[(d.matrix.numpy().T, d.bias.numpy()) for d in network if d.bias is not None] for network in dense]
     found = pieces.pieces(layers, lower, upper)
     assert sum(pieces.area(piece.corners) for piece in found) == pytest.approx(0.36)
-    for score, method in itertools.product(("nll", "error", "brier", "confidence", "margin"), (Dual(steps=60), "lp")):
-        result = verify_uncertainty(graphs, x, [0], Perturbation(0.3), score, method, attack=QUICK)
+    for score in ("nll", "error", "brier", "confidence", "margin"):
         rule = SCORES[score]
 
         def badness(p, rule=rule):
@@ -104,8 +102,10 @@ def test_enumerating_all_rectifier_patterns_finds_nothing_worse(seed):
 
         least, most = pieces.worst(found, badness, upper_end(score, 0), 1e-3)
         sign = 1 if rule.worst_when == "high" else -1
-        assert least <= sign * result[0].bound + 1e-12, (score, method)
-        assert sign * result[0].attack <= most + 1e-12, (score, method)
+        for method in (Dual(steps=60), "lp"):
+            result = verify_uncertainty(graphs, x, [0], Perturbation(0.3), score, method, attack=QUICK)
+            assert least <= sign * result[0].bound + 1e-12, (score, method)
+            assert sign * result[0].attack <= most + 1e-12, (score, method)
 
 
 def test_separate_inputs_are_never_tighter_than_a_shared_one():

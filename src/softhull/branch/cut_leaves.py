@@ -79,6 +79,16 @@ class CutLeaves:
         """Bounds of cells, with the cuts to try next and the state their children start from."""
         return self._bounded(cells, STEPS)
 
+    def slopes(self, problem: int, warm: Warm) -> dict[int, tuple[Tensor, Tensor]]:
+        """By entrywise node the slopes of the lines below and above its entries with which a cell ended."""
+        found = {}
+        for index, part in self.parts[self.instance[problem]].relaxed.items():
+            own = part.operator.lines(warm.lower[part.every], warm.upper[part.every], warm.lines[:, part.every])
+            below, above = (base[0].clone() for base in (part.base.lower_slope, part.base.upper_slope))
+            below[part.entries], above[part.entries] = own.lower_slope, own.upper_slope
+            found[index] = below, above
+        return found
+
     def _bounded(self, cells: Sequence[Cell], steps: int, explain: bool = True) -> list[Solved]:
         """Bounds of cells, those of one instance together; with ``explain`` also the cuts to try next."""
         found: dict[int, Solved] = {}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -17,7 +18,20 @@ from typing import Any, Protocol
 from ..deadlines import passed
 from ..propagate.methods import Branch
 from .cuts import Cut, Path
-from .tree import Node
+from .tree import Grown, Moment, Node
+
+_watcher: Callable[[int, float], None] | None = None
+
+
+@contextmanager
+def watching(tell: Callable[[int, float], None]) -> Iterator[None]:
+    """Within, searches of this process tell how many cells are open and the worst of their bounds, round by round."""
+    global _watcher
+    before, _watcher = _watcher, tell
+    try:
+        yield
+    finally:
+        _watcher = before
 
 
 @dataclass
@@ -92,6 +106,7 @@ class Search:
         self._kept = 0
         self._numbers = count()
         self.interrupted = False
+        self._history: dict[int, list[Moment]] = {i: [] for i in self.owner}
 
     def run(self, challenge: Callable[[list[int], list[Any]], None] | None = None) -> None:
         """Cut until everything is proved or used up. An interrupt or the deadline leaves the best so far.
@@ -107,6 +122,7 @@ class Search:
                 self._cut(nodes)
                 rounds += 1
                 self._charge([node.problem for _, node in nodes], time.process_time() - began)
+                self._note({self.owner[node.problem] for _, node in nodes})
                 if challenge is not None and rounds & (rounds - 1) == 0:  # after 1, 2, 4, 8, ... rounds
                     self._challenge(challenge)
         except KeyboardInterrupt:
@@ -122,6 +138,28 @@ class Search:
             self.roots.append(root)
             self._keep(root, found)
         self._charge([root.problem for root in self.roots], time.process_time() - began)
+        self._note(set(self.owner))
+
+    def grown(self, instance: int) -> Grown:
+        """The trees of an instance, and how its bound rose."""
+        mine = [problem for problem, owner in enumerate(self.owner) if owner == instance]
+        return Grown(tuple(self.roots[p].described() for p in mine if self.roots), tuple(self._history[instance]))
+
+    def _note(self, instances: set[int]) -> None:
+        """What is known of some instances now: the worst bound of what is open, or of all cells where nothing is."""
+        worst: dict[int, list[float]] = {i: [] for i in instances}
+        left = dict.fromkeys(instances, 0)
+        for problem, owner in enumerate(self.owner):
+            if owner in instances:
+                left[owner] += self.left(problem)
+                worst[owner] += [heap[0][0] for heap in (self._open[problem],) if heap]
+                worst[owner] += [node.bound for node in self._stuck[problem]]
+        for i in instances:
+            mine = (problem for problem, owner in enumerate(self.owner) if owner == i)
+            bound = min(worst[i]) if worst[i] else min(self.bound(problem) for problem in mine)
+            self._history[i].append(Moment(self.instances[i].seconds, bound, left[i]))
+        if _watcher is not None:
+            _watcher(sum(left.values()), min(self._history[i][-1].bound for i in instances))
 
     def bound(self, problem: int) -> float:
         """What is proved: the bound of the worst cell."""
@@ -142,6 +180,10 @@ class Search:
         left = sum(self.left(problem) for problem in mine)
         line = f"{len(leaves)} cells, {max(leaf.depth for leaf in leaves)} cuts deep, {left or 'none'} left"
         return line + ("; raise seconds or nodes" if left and self.instances[instance].stopped else "")
+
+    def spent(self) -> dict[int, float]:
+        """CPU seconds by instance."""
+        return {number: instance.seconds for number, instance in self.instances.items()}
 
     def give_up(self, problem: int) -> None:
         """Cut no more of a problem, because it is settled otherwise."""

@@ -7,6 +7,27 @@ from dataclasses import dataclass, field
 from .cuts import Cut, Path
 
 
+@dataclass(frozen=True)
+class Moment:
+    """An instance after some CPU seconds: its bound, and how many cells were open."""
+
+    seconds: float
+    bound: float
+    left: int
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What a search left of one instance, for pictures.
+
+    ``trees``, one per problem: every cell before its two parts, by its bound and the cut that divides it, None for a
+    cell that is not divided. ``history``: how the bound rose.
+    """
+
+    trees: tuple[tuple[tuple[float, str | None], ...], ...]
+    history: tuple[Moment, ...]
+
+
 @dataclass
 class Node:
     """A cell: the part of its parent on one side of a cut. The root has neither."""
@@ -44,6 +65,17 @@ class Node:
             assert below.side is not None
             found.append((below.side.plus, below.side.threshold))
             waiting += [above, below]
+        return tuple(found)
+
+    def described(self) -> tuple[tuple[float, str | None], ...]:
+        """Bounds and cuts, every cell before its parts."""
+        found: list[tuple[float, str | None]] = []
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            first = None if node.children is None else node.children[0].side
+            found.append((node.bound, None if first is None else str(first)))
+            waiting += reversed(node.children or ())
         return tuple(found)
 
     def leaves(self) -> list[Node]:

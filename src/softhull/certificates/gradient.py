@@ -40,7 +40,7 @@ class Followed:
             given = torch.from_numpy(at).reshape(1, *graph.input_shape)
             values = graph.to(torch.float64).values(given)
         self._values = {-1: at} | {i: value.flatten().numpy() for i, value in enumerate(values)}
-        self._twins: dict[int, tuple[int, Indices]] = {}  # by node of the checker: of the graph, and entry by entry
+        self.twins: dict[int, tuple[int, Indices]] = {}  # by node of the checker: of the graph, and entry by entry
         self._planes: dict[int, int] = {}
         self._find_twins()
 
@@ -60,7 +60,7 @@ class Followed:
                 order = self._order(other.inputs[0] if isinstance(node, Kink | Curve) else i, self._at(view))
                 if order is not None:
                     taken.add(i)
-                    self._twins[index] = i, order
+                    self.twins[index] = i, order
                     break
 
     def _at(self, view: View) -> Floats:
@@ -81,8 +81,8 @@ class Followed:
 
     def differ(self, apart: Mapping[int, Sequence[Chosen]]) -> None:
         """Claim the logit differences of every softmax as the run did, and derive its planes anew."""
-        for index in [i for i in self._twins if self._twins[i][0] in apart]:
-            node, (twin, order) = self.proof.networks.nodes[index], self._twins[index]
+        for index in [i for i in self.twins if self.twins[i][0] in apart]:
+            node, (twin, order) = self.proof.networks.nodes[index], self.twins[index]
             assert isinstance(node, Softmax)
             places = pairs_within(node)
             pairs = node.x.at(places).index.at  # of entries
@@ -108,9 +108,9 @@ class Followed:
         """
         node = self.proof.networks.nodes[index]
         which = np.zeros(1, dtype=np.int64) if which is None else which
-        if index not in self._twins or len(A) != len(which):
+        if index not in self.twins or len(A) != len(which):
             return None
-        twin, order = self._twins[index]
+        twin, order = self.twins[index]
         own = {}  # with specifications first and without instances
         for (i, name), (value, axis) in chosen.held.items():
             if i == twin:

@@ -19,9 +19,13 @@ from ..checker.check import LARGEST_STEP, region_of, sha256
 from ..checker.forms import pairs_within, unit_rows
 from ..checker.network import Curve, Input, Kink, Matrix, Networks, Product, Softmax, Sum, View
 from ..checker.positions import Indices, Places
-from ..checker.replay import Functions, Knowledge, ProvedPlanes, Region, Rule, Rules
+from ..checker.replay import Functions, Knowledge, ProvedPlanes, Rule, Rules
+from ..checker.tree import Cell
 from .curves import slopes
 from .planes import best_lower, best_upper, centre, parameters, referring
+
+# The run walks no more differences of the logits of one softmax either (_PAIRS in propagate/softmax_steps.py).
+_MOST_PAIRS = 4096
 
 
 class Proof:
@@ -47,6 +51,7 @@ class Proof:
         self.networks = Networks(models)
         self.known = Knowledge(self.networks, region_of(self.x, eps, norm, clip, parts))
         self.steps: list[dict[str, Any]] = []
+        self.first = 0  # the number of the first of them
         self.arrays: dict[str, np.ndarray[Any, Any]] = {"input": self.x}
         self.arrays |= {f"region {name}": part for name, part in parts.items() if isinstance(part, np.ndarray)}
         self._names = {id(self.x): "input"}
@@ -58,18 +63,24 @@ class Proof:
         self._curves: dict[int, Rule] = {}
         self._widest = max(node.size for node in self.networks.nodes)
 
-    def cell(self, region: Region) -> Proof:
-        """A proof about a part of the region, whose steps are its own; the arrays of all cells are in one place."""
+    def cell(self, cell: Cell) -> Proof:
+        """A proof about a part of the region: its steps are its own and go on from those before it was cut.
+
+        The arrays of all cells are in one place.
+        """
         part = copy(self)
-        part.known = Knowledge(self.networks, region)
-        part.steps, part.scores, part.anchors, part._slopes = [], [], {}, {}
+        part.known, part.first = self.known.within(cell.region, cell.cuts), self.next
+        part.steps, part.scores, part.anchors, part._slopes, part._curves = [], [], dict(self.anchors), {}, {}
         part.products, part.choose_first = "planes", None
         return part
 
-    def certificate(
-        self, property: dict[str, Any], index: int | None, tree: dict[str, Any] | None = None
-    ) -> Certificate:
-        """The steps so far as a certificate of ``property``; with ``tree``, of a region cut into cells."""
+    @property
+    def next(self) -> int:
+        """The number that the next step will have."""
+        return self.first + len(self.steps)
+
+    def certificate(self, property: dict[str, Any], index: int | None) -> Certificate:
+        """The steps so far as a certificate of ``property``."""
         models = [{"file": Path(m).name, "sha256": digest} for m, digest in zip(self.models, self.networks.digests)]
         header = {
             "format": FORMAT,
@@ -79,7 +90,7 @@ class Proof:
             "region": self.region,
             "property": property,
         }
-        return Certificate(header | ({"steps": self.steps} if tree is None else {"tree": tree}), self.arrays)
+        return Certificate(header | {"steps": self.steps}, self.arrays)
 
     # Claims
 
@@ -115,9 +126,11 @@ class Proof:
         self.claim_apart(node, stops, contract)
 
     def claim_apart(self, node: Softmax, stops: bool = False, contract: bool = True) -> None:
-        """Claim the differences of the logits of a softmax."""
+        """Claim the differences of the logits of a softmax, unless they are so many that their box has to do."""
         pairs = node.x.at(pairs_within(node)).index.at  # of entries: the difference of one to itself is 0
         whole, pairs = self.networks.whole(node.x.node), pairs[pairs[:, 0] != pairs[:, 1]]
+        if len(pairs) > _MOST_PAIRS:
+            return
         self.products, before = "contracted" if contract else "planes", self.products
         self.claim_differences(whole, pairs, stops)
         self.products = before
@@ -159,7 +172,7 @@ class Proof:
 
     def add_planes(self, index: int, planes: ProvedPlanes, below: Floats, above: Floats) -> int:
         """Planes derived from these parameters as a step; returns its number."""
-        number = len(self.steps)
+        number = self.next
         self.known.planes[number] = planes
         name = self.networks.names[index]
         self.steps.append({"claim": "planes", "tensor": name, "below": self.keep(below), "above": self.keep(above)})
@@ -199,9 +212,9 @@ class Proof:
     def claim_functions(self, view: View, parts: list[tuple[Floats, Floats, Floats, Any]]) -> list[int]:
         """The numbers of the steps that claim these bounds."""
         for rows, lower, upper, rules in parts:
-            self.known.functions[len(self.steps)] = Functions(view.node, rows, lower, upper)
-            self._commit("functions", view, {"rows": rows}, lower, upper, rules, False)
-        return list(range(len(self.steps) - len(parts), len(self.steps)))
+            self.known.functions[self.next] = Functions(view.node, rows, lower, upper)
+            self._commit("functions", view, {"rows": rows}, lower, upper, {"rules": rules})
+        return list(range(self.next - len(parts), self.next))
 
     def claim_lead(self, view: View, label: int, rivals: Sequence[int], contract: bool = True) -> Floats:
         """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
@@ -215,25 +228,36 @@ class Proof:
             proved = values > 0
             found[still] = values
             if proved.all():
-                self._differ(view, pairs, values, rules)
+                self._differ(view, pairs, values, {"rules": rules})
             elif proved.any():
                 pairs = Places(pairs.at[proved], view.size)
                 values, rules = self.walk([(view, unit_rows(pairs))], False)
-                self._differ(view, pairs, values, rules)
+                self._differ(view, pairs, values, {"rules": rules})
         return found
 
-    def claim_difference(self, view: View, label: int, rival: int) -> float:
-        """Claim a lower bound on the difference of two entries, by one walk of its own."""
+    def claim_difference(self, view: View, label: int, rival: int, on_cuts: Floats | None = None) -> float:
+        """Claim a lower bound on the difference of two entries, by one walk of its own.
+
+        ``on_cuts [1, cuts]``: multipliers of the cuts of a cell.
+        """
         pairs = Places([(label, rival)], view.size)
-        values, rules = self.walk([(view, unit_rows(pairs))], False)
-        self._differ(view, pairs, values, rules)
+        values, rules = self.walk([(view, unit_rows(pairs))], False, on_cuts)
+        self._differ(view, pairs, values, self._how(rules, on_cuts))
         return float(values[0])
 
-    def _differ(self, view: View, pairs: Places, lower: Floats, rules: dict[str, Any]) -> None:
-        upper = np.full(len(lower), np.inf)
-        whole, entries = self.networks.whole(view.node), view.at(pairs).index.at
-        self._commit("differences", whole, {"entries": entries}, lower, upper, rules, False)
-        self.known.learn_differences(view, pairs, lower, upper)
+    def _how(self, rules: dict[str, Any], on_cuts: Floats | None) -> dict[str, Any]:
+        return {"rules": rules} | ({} if on_cuts is None else {"cuts": self.keep(on_cuts)})
+
+    def _differ(self, view: View, pairs: Places, lower: Floats, how: dict[str, Any]) -> None:
+        self.claim(view, pairs, lower, np.full(len(lower), np.inf), how)
+
+    def claim(self, view: View, places: Places, lower: Floats, upper: Floats, how: dict[str, Any]) -> None:
+        """Claim bounds on what stands at some places, or on differences of pairs; ``how`` they are derived."""
+        whole, entries = self.networks.whole(view.node), view.at(places).index.at
+        single = places.at.ndim == 1
+        self._commit("entries" if single else "differences", whole, {"entries": entries}, lower, upper, how)
+        learn = self.known.learn_entries if single else self.known.learn_differences
+        learn(view, places, lower, upper)
 
     def claim_score(self, row: Floats) -> float:
         """Claim a lower bound on ``row . p``, p being the sum of the outputs of all networks."""
@@ -243,27 +267,27 @@ class Proof:
         self.scores.append((rows, lower))
         return float(lower[0])
 
-    def claim_sign(self, view: View, positive: bool) -> float:
+    def claim_sign(self, view: View, positive: bool, on_cuts: Floats | None = None) -> float:
         """Claim that a single output is positive (negative): how far it stays from zero."""
         only = Places([0], 1)
         rows = unit_rows(only) * (1 if positive else -1)
-        for self.products in ("planes", "contracted"):
-            values, rules = self.walk([(view, rows)], False)
+        for self.products in ("planes", "contracted") if on_cuts is None else ("planes",):
+            values, rules = self.walk([(view, rows)], False, on_cuts)
             if values[0] > 0:
                 break
         lower, upper = (values, np.full(1, np.inf)) if positive else (np.full(1, -np.inf), -values)
-        whole, entries = self.networks.whole(view.node), view.at(only).index.at
-        self._commit("entries", whole, {"entries": entries}, lower, upper, rules, False)
-        self.known.learn_entries(view, only, lower, upper)
+        self.claim(view, only, lower, upper, self._how(rules, on_cuts))
         return float(values[0])
 
     def _both(self, claim: str, view: View, rows: Balls, what: dict[str, Any], stops: bool) -> tuple[Floats, Floats]:
         values, rules = self.walk([(view, np.concatenate((rows, -rows)))], stops)
         lower, upper = values[: len(rows)], -values[len(rows) :]
-        self._commit(claim, view, what, lower, upper, rules, stops)
+        self._commit(claim, view, what, lower, upper, {"stops": stops, "rules": rules})
         return lower, upper
 
-    def walk(self, start: list[tuple[View, Balls]], stops: bool) -> tuple[Floats, dict[str, Any]]:
+    def walk(
+        self, start: list[tuple[View, Balls]], stops: bool, on_cuts: Floats | None = None
+    ) -> tuple[Floats, dict[str, Any]]:
         """Lower bounds as floats, and the choices made for them."""
         chosen: dict[str, Any] = {}
 
@@ -274,15 +298,16 @@ class Proof:
             }
             return rule
 
-        values = self.known.lower_bounds(start, choose, stops)
+        values = self.known.lower_bounds(start, choose, stops, on_cuts)
         return lower_floats(values).astype(np.float64), chosen
 
     def _commit(
-        self, claim: str, view: View, what: dict[str, Any], lower: Floats, upper: Floats, rules: Any, stops: bool
+        self, claim: str, view: View, what: dict[str, Any], lower: Floats, upper: Floats, how: dict[str, Any]
     ) -> None:
+        """A claim as a step; ``how`` says by which choices it is derived."""
         step = {"claim": claim, "tensor": self.networks.names[view.node]}
         step |= {key: self.keep(value) for key, value in (what | {"lower": lower, "upper": upper}).items()}
-        self.steps.append(step | {"stops": stops, "rules": rules})
+        self.steps.append(step | how)
 
     # Choices
 

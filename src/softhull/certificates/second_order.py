@@ -155,12 +155,21 @@ class SecondOrder:
         return {"fit": reference, "origin": middle, "slope": slope, "matrix": matrix, "value": value - slack}
 
     def _multipliers(self, linear: Balls, B: Balls) -> Rule:
-        """Multipliers found in floating point, with as much more as the checker asks for, and the minimiser."""
+        """Multipliers found in floating point, with as much more as the checker asks for, and the minimiser.
+
+        Over an l_1 ball there is nothing to choose.
+        """
         import torch
 
         from ..propagate.second_order.quadratic import quadratic_lower_bound
 
         noise = self.known.forms.noise
+        if noise.norm == 1:  # what the run does, and tighter than any multipliers
+            slope = linear.astype(np.float64)
+            steepest = np.arange(len(slope)) == np.abs(slope[: noise.inputs]).argmax()
+            steepest[noise.inputs :] = True
+            self._worst = np.where(steepest, -np.sign(slope), 0.0)
+            return {"corners": 1}
         l_, B_ = linear.astype(np.float64), B.astype(np.float64)
         ball = np.arange(len(l_)) < noise.inputs if noise.norm else None
         bound = quadratic_lower_bound(torch.from_numpy(l_), torch.from_numpy(B_), ball, steps=_STEPS)

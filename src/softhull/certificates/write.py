@@ -19,13 +19,13 @@ from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
 from .prover import Proof
 from .second_order import QuadraticRows, SecondOrder
-from .tree import prove_cells
+from .tree import lead, prove_boxes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..formats.network import Network
-    from ..regions import Alternatives, AnyPerturbation, Perturbation
+    from ..regions import Alternatives, AnyPerturbation, Perturbation, Region
     from ..verify.ranges import Ranges
     from ..verify.result import Record
     from ..verify.scores import Score
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 P = ParamSpec("P")
+
 _FITS = 2  # of attention rows, each near the noise that was worst for the one before
 
 # What a row must gain on an end of a range to be worth its steps.
@@ -92,14 +93,20 @@ def class_certificate(
         raise NoProof("there is no other class to stay ahead of")
     property = {"kind": "class", "label": int(label), "rivals": rivals}
     if run is not None and run.cuts:
-        return proof.certificate(property, index, prove_cells(proof, run.cuts, lambda cell: _lead(cell, label, rivals)))
-    if why := _lead(proof, label, rivals, run, network):
+        logits = proof.networks.logits[0]
+        prove_boxes(proof, run.cuts, logits, label, rivals, lambda cell: _lead(cell, label, rivals))
+    elif why := _lead(proof, label, rivals, run, network, perturbation):
         raise NoProof(why)
     return proof.certificate(property, index)
 
 
 def _lead(
-    proof: Proof, label: int, rivals: Sequence[int], run: Record | None = None, network: Network | None = None
+    proof: Proof,
+    label: int,
+    rivals: Sequence[int],
+    run: Record | None = None,
+    network: Network | None = None,
+    perturbation: AnyPerturbation | None = None,
 ) -> str:
     """Claim that the label stays ahead of its rivals, or of nothing but zero; returns why that is not proved."""
     logits = proof.networks.logits[0]
@@ -107,10 +114,19 @@ def _lead(
     # Contracted products are tight and take most of the time: first where the run took them, else where all else fails.
     contracted = bool({"contracted", "gradient"} & set((hows or {}).values()))
     proof.prepare([logits], contract=contracted)
-    followed = _followed(proof, network) if chosen else None
+    cut = [k for k, how in (hows or {}).items() if how == "cuts"]
+    followed = _followed(proof, network) if chosen or cut else None
+    if cut and followed is not None and perturbation is not None:
+        from .cuts import prove_cuts
+
+        region = _around(proof, followed.graph.input_shape, perturbation)
+        for rival in [k for k in cut if not rivals or k in rivals]:
+            prove_cuts(proof, followed, region, logits, label, [rival] if rivals else [])
     if not rivals:
-        found = proof.claim_sign(logits, label == 1)
-        if not found > 0 and followed is not None:
+        found = float(lead(proof, logits, label, ())[0])
+        if not found > 0:
+            found = proof.claim_sign(logits, label == 1)
+        if not found > 0 and followed is not None and chosen:
             row, apart = chosen[1 - label]
             followed.differ(apart)
             with proof.following(partial(followed.choose, row)):
@@ -118,10 +134,10 @@ def _lead(
         if not found > 0:
             found = SecondOrder(proof, [logits]).sign(logits, label == 1)
         return _verdict(found)
-    margins = np.full(len(rivals), -np.inf)
+    margins = lead(proof, logits, label, rivals)
     plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in (None, "linear", "contracted")]
     margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain], contracted)
-    if followed is not None:
+    if followed is not None and chosen:
         _, apart = next(iter(chosen.values()))  # the same for all
         followed.differ(apart)
         for i in [i for i, k in enumerate(rivals) if k in chosen and not margins[i] > 0]:
@@ -325,12 +341,19 @@ def _rows_of(
 def _lagrangian_rows(
     proof: Proof, networks: Sequence[Network], perturbation: Perturbation | Alternatives
 ) -> LagrangianRows:
-    import torch
-
     from .ensemble import LagrangianRows
 
-    centre = torch.as_tensor(proof.x, dtype=torch.float64).reshape(1, *networks[0].input_shape)
-    return LagrangianRows(proof, networks, perturbation.around(centre))
+    return LagrangianRows(proof, networks, _around(proof, networks[0].input_shape, perturbation))
+
+
+def _around(proof: Proof, shape: Sequence[int], perturbation: AnyPerturbation) -> Region:
+    """The region of a proof as that of a run."""
+    import torch
+
+    from ..regions import as_perturbation
+
+    centre = torch.as_tensor(proof.x, dtype=torch.float64).reshape(1, *shape)
+    return as_perturbation(perturbation).around(centre)
 
 
 def _has_products(proof: Proof) -> bool:

@@ -47,10 +47,15 @@ def matrix(rows: Balls | Floats) -> arb_mat:
 
 
 def times(rows: Balls | Floats, right: arb_mat) -> Balls:
-    """The matrix product of ``rows [S, n]`` with ``right [n, m]``."""
+    """The matrix product of ``rows [S, n]`` with ``right [n, m]``.
+
+    The library takes 0 times what is no number for 0 where large matrices hold nothing else; one row it multiplies.
+    """
     found = np.empty((rows.shape[0], right.ncols()), dtype=object)
-    if found.size:  # the list of an empty matrix has lost its shape
-        found[...] = (matrix(rows) * right).tolist()
+    if not found.size:  # the list of an empty matrix has lost its shape
+        return found
+    one = all(a == 0 for a in rows.flat)
+    found[...] = (matrix(rows[:1] if one else rows) * right).tolist()
     return found
 
 

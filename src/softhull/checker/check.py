@@ -167,44 +167,29 @@ class _Check:
     def __init__(self, certificate: Certificate, networks: Networks, statement: Statement) -> None:
         self.certificate, self.header, self.networks = certificate, certificate.header, networks
         self.statement = statement
+        if max(node.size for node in networks.nodes) > LARGEST_STEP:
+            raise Refused("a model with a tensor that is too large for any step")
         self.region = self._region()
         self.known = Knowledge(networks, self.region)
         self.scores: list[tuple[Floats, Floats]] = []
-        self.spent = 0  # by all cells together
+        self.spent, self.count = 0, 0  # coefficients and steps, those of cells with them
+        self.whole: Knowledge | None = None  # in a cell: what is known of the whole region
 
     def run(self, index: int | None, inputs: DataFile | None) -> Checked:
-        """Replays all steps of all cells; a verdict with the first step that does not follow."""
+        """Replays all steps; a verdict with the first that does not follow."""
         if inputs is not None:
             self._same_input(inputs, index)
-        count, place = 0, ""
-        for cell, (region, steps) in enumerate(self._cells()):
-            self.known, self.scores = Knowledge(self.networks, region), []
-            place = f"cell {cell}, " if "tree" in self.header else ""
-            for number, step in enumerate(steps):
-                try:
-                    self._step(number, step)
-                except Refused as problem:
-                    what = f"step {number} ({quoted(step.get('claim'))} of {quoted(step.get('tensor'))}): {problem}"
-                    return Checked(False, place + what, count + number, count + len(steps))
-            count += len(steps)
-            claim, words = conclusion(self.statement.property, self.networks, self.known, self.scores)
+        if "tree" in self.header:
+            raise Refused("a tree in place of steps, as older versions wrote them; write the certificate again")
+        for number, step in enumerate(self.header["steps"]):
+            try:
+                self._step(number, step)
+            except Refused as problem:
+                return Checked(False, f"{_described(number, step)}: {problem}", number, self.count)
+        claim, words = conclusion(self.statement.property, self.networks, self.known, self.scores)
         moving = int((self.region.lower < self.region.upper).sum())
         found = self.statement.concluded(words, claim, moving, self.networks.input_size)
-        return Checked(True, str(found), None, count, found)
-
-    def _cells(self) -> list[tuple[Region, list[Any]]]:
-        """The region with its steps, or the cells that cover it, each with steps of its own.
-
-        Theorem: what is proved in every one of some cells holds in whatever they cover.
-        """
-        if "tree" not in self.header:
-            return [(self.region, self.header["steps"])]
-        tree = self.header["tree"]
-        entries, values = self.certificate.array(tree["entries"], "i"), self.certificate.array(tree["values"], "f")
-        cells = cells_of(self.region, entries, values)
-        if "steps" in self.header or not isinstance(tree["cells"], list) or len(tree["cells"]) != len(cells):
-            raise Refused(f"a tree of {len(cells)} cells needs the steps of each, and no others")
-        return list(zip(cells, tree["cells"]))
+        return Checked(True, str(found), None, self.count, found)
 
     def _region(self) -> Region:
         x = self.certificate.array(self.header["input"]["array"], "f").ravel()
@@ -234,6 +219,7 @@ class _Check:
 
     def _step(self, number: int, step: Mapping[str, Any]) -> None:
         """Derives one step and learns its claim, or refuses it."""
+        self.count += 1
         claim = step["claim"]
         if claim == "planes":
             node = self._view(step["tensor"]).node
@@ -271,9 +257,66 @@ class _Check:
         if chosen.size * view.size > LARGEST_STEP:
             raise Refused("more rows than the checker allows; split the step")
         places = Places(chosen, view.size)
-        self._prove([(view, unit_rows(places))], lower, upper, step)
+        if "tree" in step:
+            self._prove_in_cells(number, step, view, places, lower, upper)
+        else:
+            self._prove([(view, unit_rows(places))], lower, upper, step)
         learn = self.known.learn_entries if claim == "entries" else self.known.learn_differences
         learn(view, places, lower, upper)
+
+    def _prove_in_cells(
+        self, number: int, step: Mapping[str, Any], view: View, places: Places, lower: Floats, upper: Floats
+    ) -> None:
+        """The claimed bounds against what is known in the end of every cell.
+
+        Theorem: what holds in every one of some cells holds in whatever they cover.
+        """
+        check_bounds(lower, upper, len(lower))
+        for cell, (low, high) in enumerate(self._known_in_cells(number, step, view, places)):
+            if not ((low >= lower).all() and (high <= upper).all()):
+                raise Refused(f"the bounds are not proved in cell {cell}")
+
+    def _known_in_cells(
+        self, number: int, step: Mapping[str, Any], view: View, places: Places
+    ) -> list[tuple[Floats, Floats]]:
+        """What the steps of every cell prove of entries, or of differences of pairs of them.
+
+        They may use what was proved of the whole region before; nothing of what they learn leaves their cell.
+        """
+        if self.whole is not None:
+            raise Refused("cells inside of a cell")
+        tree = step["tree"]
+        entries, values = self.certificate.array(tree["entries"], "i"), self.certificate.array(tree["values"], "f")
+        names = tree.get("tensors", [None] * entries.size)
+        tensors = [self.networks.whole(0) if name is None else self._view(name) for name in names]
+        cells = cells_of(self.networks, self.region, tensors, entries, values)
+        if not isinstance(tree["cells"], list) or len(tree["cells"]) != len(cells):
+            raise Refused(f"a tree of {len(cells)} cells needs the steps of each, and no others")
+        found, whole, scores = [], self.known, self.scores
+        whole.box(view)  # once for all cells
+        self.whole = whole
+        try:
+            for place, (cell, steps) in enumerate(zip(cells, tree["cells"])):
+                self._spend(whole.size + sum(self.networks.nodes[cut.view.node].size for cut in cell.cuts))
+                self.known, self.scores = whole.within(cell.region, cell.cuts), []
+                for n, own in enumerate(steps):
+                    try:
+                        self._step(number + n, own)
+                    except Refused as problem:
+                        raise Refused(f"cell {place}, {_described(n, own)}: {problem}") from None
+                found.append(self._known(step["claim"], view, places))
+        finally:
+            self.known, self.scores, self.whole = whole, scores, None
+        return found
+
+    def _known(self, claim: str, view: View, places: Places) -> tuple[Floats, Floats]:
+        """What is known of some entries, or of the differences of pairs of them."""
+        if claim == "entries":
+            return self.known.box(view.at(places))
+        pairs = places.at.tolist()
+        ends = [(self.known.difference(view, i, j), -self.known.difference(view, j, i)) for i, j in pairs]
+        low, high = np.array(ends).reshape(-1, 2).T
+        return low, high
 
     def _second_order(self, index: int, step: Mapping[str, Any]) -> None:
         """Differences of the logits of a softmax from the forms before it, or its own form from planes."""
@@ -294,10 +337,7 @@ class _Check:
         rows = start[0][1]
         if any(r.ndim != 2 or r.shape[1] != v.size for v, r in start):
             raise Refused("rows of the wrong length")
-        if lower.shape != (len(rows),) or upper.shape != lower.shape or np.isnan(lower).any() or np.isnan(upper).any():
-            raise Refused("bounds of the wrong length, or a NaN")
-        if (lower == np.inf).any() or (upper == -np.inf).any():
-            raise Refused("an infinite bound")
+        check_bounds(lower, upper, len(rows))
         sides = np.concatenate((lower, -upper))
         wanted = np.flatnonzero(sides > -np.inf)
         rules = step.get("rules", {}).values()
@@ -308,13 +348,14 @@ class _Check:
             self.spent += 8 * widest * (widest + np.size(pairs))  # what pairs leave of a product
         for reference in (self._plain(rule["fit"]) for rule in rules if "fit" in rule):
             self.spent += 16 * MOST_CELLS * np.size(reference)
-        self._spend(len(wanted) * max(node.size for node in self.networks.nodes))
+        self._spend(len(wanted) * max(len(self.known.cuts), *(node.size for node in self.networks.nodes)))
         if not len(wanted):
             return
         both = [(view, np.concatenate((r, -r))[wanted]) for view, r in start]
-        found = self.known.lower_bounds(both, self._rules(step), bool(step.get("stops", False)))
+        on_cuts = self.certificate.array(step["cuts"], "f") if "cuts" in step else None
+        found = self.known.lower_bounds(both, self._rules(step), bool(step.get("stops", False)), on_cuts)
         for row, value, claimed in zip(wanted.tolist(), found, sides[wanted].tolist()):
-            if not value >= arb(claimed):
+            if not proves(value, claimed):
                 side, place = ("lower", row) if row < len(rows) else ("upper", row - len(rows))
                 raise Refused(
                     f"{side} bound of row {place} does not follow: {claimed!r} claimed, {value.str(8)} proved"
@@ -343,6 +384,25 @@ class _Check:
         self.spent += size
         if size > LARGEST_STEP or self.spent > LARGEST_PROOF:
             raise Refused("more rows than the checker allows; split the step")
+
+
+def proves(derived: arb, claimed: float) -> bool:
+    """Whether a claimed lower bound follows; an infinity is what is left of something unknown, whatever its sign."""
+    return bool(derived.is_finite() and derived >= arb(claimed))
+
+
+def check_bounds(lower: Floats, upper: Floats, count: int) -> None:
+    """Refuse bounds that are not ``count`` numbers, from below perhaps -inf and from above perhaps inf."""
+    if lower.shape != (count,) or upper.shape != lower.shape or np.isnan(lower).any() or np.isnan(upper).any():
+        raise Refused("bounds of the wrong length, or a NaN")
+    if (lower == np.inf).any() or (upper == -np.inf).any():
+        raise Refused("an infinite bound")
+
+
+def _described(number: int, step: Any) -> str:
+    """A step by its number, its claim and its tensor."""
+    claim, tensor = (step.get(name) if isinstance(step, dict) else None for name in ("claim", "tensor"))
+    return f"step {number} ({quoted(claim)} of {quoted(tensor)})"
 
 
 def region_of(

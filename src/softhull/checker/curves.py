@@ -68,7 +68,7 @@ def _mish_slope(x: arb) -> arb:
 
 
 CURVES: dict[str, Function] = {
-    "square": Function(lambda x: _power(x, 2.0), lambda x: 2 * x),
+    "square": Function(lambda x: _power(x, 2), lambda x: 2 * x),
     "cube": Function(lambda x: x * x * x, lambda x: 3 * (x * x)),
     "exp": Function(lambda x: x.exp(), lambda x: x.exp()),
     "log": Function(lambda x: x.log(), lambda x: ONE / x),
@@ -91,19 +91,22 @@ CURVES: dict[str, Function] = {
 
 
 def function_of(kind: str) -> Function:
-    """One of the curves, or ``power p`` with a float p: where it is no real number, the ball is no number either."""
+    """One of the curves, or ``power p`` with a float p, whole or for positive numbers only.
+
+    Where it is no real number, the ball is no number either.
+    """
     if kind in CURVES:
         return CURVES[kind]
     power = float(kind.removeprefix("power "))
-    return Function(lambda x: _power(x, power), lambda x: arb(power) * _power(x, power - 1))
+    if power == round(power):
+        return Function(lambda x: _power(x, int(power)), lambda x: arb(power) * _power(x, int(power) - 1))
+    return Function(lambda x: x ** arb(power), lambda x: arb(power) * x ** (arb(power) - 1))
 
 
-def _power(x: arb, power: float) -> arb:
-    """Theorem: whole powers are products, of any numbers; others are defined for positive numbers only."""
-    if power != round(power):
-        return x ** arb(power)
+def _power(x: arb, power: int) -> arb:
+    """Theorem: whole powers are products, of any numbers."""
     around = power > 0 and power % 2 == 0 and x.contains(ZERO)  # its products forget that they are not negative
-    found, square, left = ONE, x.abs_upper() if around else x, abs(int(power))
+    found, square, left = ONE, x.abs_upper() if around else x, abs(power)
     while left:
         found, square, left = found * square if left & 1 else found, square * square, left >> 1
     if around:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from flint import arb
 from onnx import AttributeProto, TensorProto, numpy_helper
 
 from ..errors import ModelError, quoted
-from .balls import Balls, Floats, exact
+from .balls import ONE, ZERO, Balls, Floats, exact
 from .external_data import digest_of, embed
 from .positions import Entries, Indices, Places
 
@@ -29,7 +30,25 @@ LARGEST_FILE = 1 << 30  # bytes
 LARGEST_NODE = 1 << 22  # weights of one operator, or scalar products
 LARGEST_NETWORK = 1 << 24  # the same over all operators
 MOST_DIMENSIONS = 16
+NODE = 64  # numbers that a node takes beside its own
 LATEST = 25  # the last operator set that the rules were compared with
+
+# Attributes that say yes or no. What another number than 0 and 1 says, runtimes do not agree on.
+FLAGS = frozenset(
+    [
+        "allowzero",
+        "ceil_mode",
+        "count_include_pad",
+        "interleaved",
+        "is_causal",
+        "keepdims",
+        "noop_with_empty_axes",
+        "storage_order",
+        "training_mode",
+        "transA",
+        "transB",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -135,6 +154,14 @@ class Softmax:
         """The rows of its own entries."""
         return Entries(self.rows.at, self.size)
 
+    @cached_property
+    def hides(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether a mask hides it, for every place."""
+        found = np.zeros(self.size, dtype=np.bool_)
+        if self.hidden is not None:
+            found[self.hidden.at] = True
+        return found
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -238,7 +265,7 @@ class Networks:
         """
         if isinstance(node, Softmax):
             if node.rows.of(self.masked(node.behind or node.x)).all(1).any():
-                raise ModelError("a row of a softmax that is masked completely")
+                raise ModelError(EMPTY)
             return
         found = node.bias == -np.inf if isinstance(node, Sum) else np.zeros(node.size, dtype=np.bool_)
         for number, view in enumerate(inputs_of(node)):
@@ -254,7 +281,7 @@ class Networks:
     def add(self, node: Node, shape: Sequence[int]) -> View:
         """Adds a node and returns the view of its output; refused where the network gets too large."""
         self._follow_masks(len(self.nodes), node)
-        self.spend(node.weights.size if isinstance(node, Matrix) else node.size)
+        self.spend(NODE + (node.weights.size if isinstance(node, Matrix) else node.size))
         self.spend(node.out.size if isinstance(node, Product) else 0)
         self.nodes.append(node)
         return self.whole(len(self.nodes) - 1).moved(lambda index: index.reshape(shape))
@@ -334,6 +361,8 @@ class _Reader:
             except (ValueError, IndexError, KeyError, TypeError, AttributeError, ArithmeticError) as problem:
                 raise self._bad(f"{where}: cannot be read ({type(problem).__name__}: {problem})") from None
         last = self.values.get(graph.output[0].name)
+        if isinstance(last, Emptied):
+            raise self._bad(EMPTY)
         if not isinstance(last, View):
             raise self._bad("the output does not depend on the input")
         if last.size != (last.shape or (1,))[-1]:
@@ -361,6 +390,8 @@ class _Reader:
             attributes[attribute.name] = onnx.helper.get_attribute_value(attribute)
             if attribute.type == AttributeProto.FLOAT and not math.isfinite(attributes[attribute.name]):
                 raise ModelError(f"attribute {quoted(attribute.name)} is no finite number")
+            if attribute.name in FLAGS and attributes[attribute.name] not in (0, 1):
+                raise ModelError(f"attribute {quoted(attribute.name)} is neither 0 nor 1")
         names = list(node.input)
         while names and not names[-1]:  # left out
             names.pop()
@@ -474,6 +505,11 @@ class _Reader:
         balls = tuple(np.broadcast_to(scale, shape).ravel() for scale in scales)
         return self.networks.add(Sum(size, spread, balls, np.broadcast_to(bias, shape).ravel()), shape)
 
+    def _still(self, constant: Floats) -> View:
+        """A constant as a tensor, 0 times the input plus itself: what is computed from it is not rounded."""
+        first = self.networks.whole(0).moved(lambda index: np.broadcast_to(index.ravel()[0], constant.shape))
+        return self.sum([first], [ZERO], constant, constant.shape)
+
     def einsum(self, x: Value, y: Value, x_labels: Sequence[int], y_labels: Sequence[int], out: Sequence[int]) -> View:
         """Products summed over the labels that ``out`` does not name; dimensions of 1 may carry the label -1."""
         sizes: dict[int, int] = {}
@@ -485,15 +521,21 @@ class _Reader:
         if len(names) > MOST_DIMENSIONS:
             raise ModelError(f"more than {MOST_DIMENSIONS} dimensions")
         _limit(math.prod(sizes[n] for n in names))
-        grid = dict(zip(names, np.indices([sizes[n] for n in names]).reshape(len(names), -1)))
+        grid = [sizes[n] for n in names]
 
         def flat(labels: Sequence[int]) -> Indices:
-            strides = [math.prod(sizes[n] for n in labels[i + 1 :]) for i in range(len(labels))]
-            zero = np.zeros(math.prod(sizes[n] for n in names), dtype=np.int64)
-            return sum((grid[n] * s for n, s in zip(labels, strides) if n >= 0), start=zero)
+            """The place in a tensor with these labels, for every point of the grid."""
+            found, stride = np.zeros(grid, dtype=np.int64), 1
+            for label in reversed(labels):
+                if label >= 0:
+                    found += (np.arange(sizes[label]) * stride).reshape([-1 if n == label else 1 for n in names])
+                stride *= sizes[label]
+            return found.ravel()
 
         shape = [sizes[n] for n in out]
         o, i, j = flat(out), flat(x_labels), flat(y_labels)
+        if not isinstance(x, View) and not isinstance(y, View):
+            x = self._still(_real(x))
         if isinstance(x, View) and isinstance(y, View):
             size = math.prod(shape)
             terms = Entries(o, size), Places(i, x.size), Places(j, y.size)
@@ -502,7 +544,7 @@ class _Reader:
             x, y, i, j = y, x, j, i
         assert isinstance(x, View)
         if isinstance(y, View) or y.dtype != np.float64 or not np.isfinite(y).all():
-            raise ModelError("two constants, or a constant that is not real")
+            raise ModelError("a constant that is not real")
         _limit(math.prod(shape) * x.size)
         weights = np.zeros((math.prod(shape), x.size))
         count = np.zeros(weights.shape, dtype=np.int64)
@@ -537,6 +579,8 @@ def _shape(value: Value) -> tuple[int, ...]:
 
 def _moved(move: Callable[[Any], Any], value: Value) -> Value:
     """An operator that only moves entries, applied to a view or to a constant."""
+    if not isinstance(value, View | np.ndarray):
+        raise ModelError("a tensor that only a guard may read")
     found = value.moved(move) if isinstance(value, View) else move(value)
     if len(found.shape) > MOST_DIMENSIONS:
         raise ModelError(f"more than {MOST_DIMENSIONS} dimensions")
@@ -804,7 +848,7 @@ def _leaky_relu(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 
 @operator("Softmax", since=1, until=12, axis=AttributeProto.INT)
-def _softmax_of_the_rest(reader: _Reader, operands: Any, attributes: Any) -> View:
+def _softmax_of_the_rest(reader: _Reader, operands: Any, attributes: Any) -> Any:
     """Before operator set 13: over all dimensions from the axis on."""
     shape = _shape(operands[0])
     axis = _axis(reader, attributes.get("axis", 1), len(shape))
@@ -812,21 +856,54 @@ def _softmax_of_the_rest(reader: _Reader, operands: Any, attributes: Any) -> Vie
 
 
 @operator("Softmax", since=13, axis=AttributeProto.INT)
-def _softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
+def _softmax(reader: _Reader, operands: Any, attributes: Any) -> Any:
     axis = _axis(reader, attributes.get("axis", -1), len(_shape(operands[0])))
     return _rows_softmax(reader, operands[0], lambda p: np.moveaxis(p, axis, -1).reshape(-1, p.shape[axis]))
 
 
-def _rows_softmax(reader: _Reader, x: Value, rows: Callable[[Indices], Indices]) -> View:
+def _rows_softmax(reader: _Reader, x: Value, rows: Callable[[Indices], Indices]) -> Any:
+    """The probabilities of rows of places; with rows that a mask of -inf hides completely, an ``Emptied``."""
     if not isinstance(x, View):
         raise ModelError("a softmax of constants")
     places = rows(np.arange(x.size).reshape(x.shape))
+    empty = np.zeros(x.size, dtype=np.bool_)
+    empty[places[reader.networks.masked(x).ravel()[places].all(1)]] = True
+    if empty.any():
+        return Emptied(_rows_softmax(reader, _without_empty(reader, x, empty), rows), empty.reshape(x.shape))
     hidden, shown = _without_mask(reader, x.flat(), places)
     if hidden is None:
         return reader.networks.add(Softmax(x.size, x.flat(), Places(places, x.size)), x.shape)
     return reader.networks.add(Softmax(x.size, shown, Places(places, x.size), hidden, x.flat()), x.shape)
 
 
+def _without_empty(reader: _Reader, x: View, empty: np.ndarray[Any, np.dtype[np.bool_]]) -> View:
+    """Logits whose mask is taken away where rows hold nothing else."""
+    node, at = reader.networks.nodes[x.node], x.flat().index
+    if not isinstance(node, Sum) or len(node.views) != 1:
+        raise ModelError(EMPTY)
+    inner = node.views[0].at(Places(at.at, at.among))
+    if reader.networks.masked(inner)[empty].any():  # by another mask before
+        raise ModelError(EMPTY)
+    scale, bias = np.where(empty, ONE, at.of(node.scales[0])), np.where(empty, 0.0, at.of(node.bias))
+    return reader.networks.add(Sum(x.size, (inner,), (scale,), bias), x.shape)
+
+
+class Emptied:
+    """Probabilities of which some rows are no numbers, as all of their logits are -inf; only a guard may read them.
+
+    ``view`` has probabilities of some kind in their place, ``empty`` says where they are.
+    """
+
+    def __init__(self, view: View, empty: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        self.view, self.empty, self.shape, self.size = view, empty, view.shape, view.size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Whoever takes them for a constant is told what they are."""
+        raise ModelError(EMPTY)
+
+
+EMPTY = "a row of a softmax that is masked completely"
 MASKED_BELOW = -1e4
 
 

@@ -20,6 +20,7 @@ from ..errors import ModelError
 from .balls import Floats, exact
 from .network import (
     Curve,
+    Emptied,
     Kink,
     Matrix,
     Product,
@@ -477,22 +478,23 @@ def _transposed_convolution(reader: _Reader, operands: Any, attributes: Any) -> 
         (space[i] - 1) * strides[i] + dilations[i] * (size[i] - 1) + 1 - pads[i] - pads[rank + i] + extra[i]
         for i in range(rank)
     ]
-    if min(*grown) < 1 or min(*extra, *pads) < 0:
+    if min(grown) < 1 or min(*extra, *pads) < 0:
         raise ModelError("pads that leave nothing")
     each, outputs = kernel.shape[1], kernel.shape[1] * groups
     _limit(outputs * math.prod(grown) * x.size)
     _limit(x.size * math.prod(size))
-    weights = np.zeros((outputs, *grown, x.shape[1], *space))
-    for place in np.ndindex(*space):
-        for offset in np.ndindex(*size):
-            at = tuple(p * s - a + o * d for p, s, a, o, d in zip(place, strides, pads, offset, dilations))
-            if not all(0 <= a < n for a, n in zip(at, grown)):
-                continue
-            for channel in range(x.shape[1]):
-                group = channel // (x.shape[1] // groups)
-                weights[(slice(group * each, (group + 1) * each), *at, channel, *place)] = kernel[
-                    (channel, slice(None), *offset)
-                ]
+    reader.networks.spend(x.size * math.prod(size))  # what is looked at here
+    place, offset = (np.indices(n).reshape(rank, -1) for n in (space, size))
+    at = [
+        place[i] * strides[i] - pads[i] + offset[i][:, None] * dilations[i] for i in range(rank)
+    ]  # [offsets, places] of the output
+    inside = np.all([(a >= 0) & (a < n) for a, n in zip(at, grown)], axis=0)
+    turn, entry = np.nonzero(inside)
+    to = np.ravel_multi_index([a[inside] for a in at], grown)
+    channels = np.arange(x.shape[1])[:, None]
+    out = channels // (x.shape[1] // groups) * each + np.arange(each)
+    weights = np.zeros((outputs, math.prod(grown), x.shape[1], math.prod(space)))
+    weights[out[:, :, None], to, channels[:, :, None], entry] = kernel.reshape(x.shape[1], each, -1)[:, :, turn]
     found = _linear(reader, x, weights.reshape(-1, x.size), (1, outputs, *grown))
     if not bias:
         return found
@@ -654,7 +656,7 @@ def _grouped(reader: _Reader, operands: Any, groups: int, attributes: Any) -> Vi
 
 
 @operator("LogSoftmax", since=13, axis=INT)
-def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> View:
+def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> Any:
     """As a softmax, at the end only. Theorem: the logarithm keeps the order, and softmax(log p) is p.
 
     The one entry of a row of one is 0, and not 1: such rows have no order and are refused.
@@ -765,6 +767,8 @@ def _depth_to_space(reader: _Reader, operands: Any, attributes: Any) -> Value:
     inner, outer = (n, size, size, c // size**2, h, w), (n, c // size**2, h * size, w * size)
     if attributes.get("mode", b"DCR") == b"DCR":
         return _moved(lambda t: t.reshape(inner).transpose(0, 3, 4, 1, 5, 2).reshape(outer), operands[0])
+    if attributes["mode"] != b"CRD":
+        raise ModelError("another order than DCR and CRD")
     inner = (n, c // size**2, size, size, h, w)
     return _moved(lambda t: t.reshape(inner).transpose(0, 1, 4, 2, 5, 3).reshape(outer), operands[0])
 
@@ -782,7 +786,8 @@ def _size(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return np.array(math.prod(_shape(operands[0])), dtype=np.int64)
 
 
-@operator("Pad", since=11, operands=(2, 4), mode=STRING)
+@operator("Pad", since=11, until=17, operands=(2, 3), mode=STRING)
+@operator("Pad", since=18, operands=(2, 4), mode=STRING)
 def _pad(reader: _Reader, operands: Any, attributes: Any) -> View:
     """Entries repeated, or a constant where the padding is: a sum in which they have no part."""
     x, sizes, *more = operands
@@ -809,11 +814,15 @@ def _pad(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 
 _RESIZED = {"mode": STRING, "coordinate_transformation_mode": STRING, "nearest_mode": STRING, "cubic_coeff_a": FLOAT}
+_RESIZED |= {"exclude_outside": INT, "extrapolation_value": FLOAT}  # of modes that are refused
 
 
-@operator("Resize", since=11, operands=(1, 4), **_RESIZED)
+@operator("Resize", since=11, until=17, operands=(1, 4), **_RESIZED)
+@operator("Resize", since=18, operands=(1, 4), **_RESIZED, antialias=INT, keep_aspect_ratio_policy=STRING)
 def _resize(reader: _Reader, operands: Any, attributes: Any) -> View:
     """Axis by axis the nearest entry, or a mean of two neighbours with weights that are balls."""
+    if attributes.get("antialias", 0) or attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise ModelError("antialiasing, or a policy on the aspect ratio")
     x, _, scales, sizes = (*operands, None, None, None)[:4]
     x = _view(x)
     given = scales is not None and scales.size > 0
@@ -823,34 +832,35 @@ def _resize(reader: _Reader, operands: Any, attributes: Any) -> View:
     rates = [Fraction(float(r)) for r in _real(scales)] if given else [Fraction(*pair) for pair in zip(wanted, x.shape)]
     if len(rates) != len(x.shape) or min(rates) <= 0 or (wanted and len(wanted) != len(x.shape)):
         raise ModelError("scales that do not fit the operand")
-    targets = wanted or [math.floor(n * rate) for n, rate in zip(x.shape, rates)]
+    targets = wanted or [
+        _agreed(math.floor, n * rate, np.float32(n) * np.float32(rate)) for n, rate in zip(x.shape, rates)
+    ]
     for axis, (target, rate) in enumerate(zip(targets, rates)):
         if target < 1:
             raise ModelError("a size of 0")
         if rate != 1:
             _limit(x.size // x.shape[axis] * target)
-            x = _resized(
-                reader,
-                x,
-                axis,
-                [_coordinate(t, x.shape[axis], target, rate, attributes) for t in range(target)],
-                attributes,
-            )
+            x = _resized(reader, x, axis, target, rate, attributes)
     return x
 
 
-def _coordinate(at: int, size: int, target: int, rate: Fraction, attributes: Any) -> Fraction:
-    """Where an entry of the result stands in the operand."""
-    how = attributes.get("coordinate_transformation_mode", b"half_pixel")
-    half = Fraction(1, 2)
+def _agreed(rounded: Callable[[Any], int], at: Fraction, single: Any) -> int:
+    """A number rounded to a whole one, where the runtime, which has it in single precision, comes to the same."""
+    if rounded(at) != rounded(Fraction(float(single))):
+        raise ModelError("a size or a nearest entry that rounding changes")
+    return rounded(at)
+
+
+def _coordinate(at: Any, size: int, target: int, rate: Any, half: Any, how: bytes) -> Any:
+    """Where an entry of the result stands in the operand, in the arithmetic of the numbers given."""
     if how == b"half_pixel" or (how == b"pytorch_half_pixel" and target > 1):
         return (at + half) / rate - half
     if how == b"align_corners" and target > 1:
-        return Fraction(at * (size - 1), target - 1)
+        return at * (size - 1) / (target - 1)
     if how == b"asymmetric":
         return at / rate
     if how in (b"align_corners", b"pytorch_half_pixel"):
-        return Fraction(0)
+        return 0 * at
     raise ModelError("coordinates of another kind")
 
 
@@ -862,11 +872,14 @@ _NEAREST: dict[bytes, Callable[[Fraction], int]] = {
 }
 
 
-def _resized(reader: _Reader, x: View, axis: int, at: list[Fraction], attributes: Any) -> View:
+def _resized(reader: _Reader, x: View, axis: int, target: int, rate: Fraction, attributes: Any) -> View:
     """A tensor resampled along one axis at exact positions, which the runtime may compute in floating point."""
+    how = attributes.get("coordinate_transformation_mode", b"half_pixel")
+    size = x.shape[axis]
+    at = [_coordinate(Fraction(t), size, target, rate, Fraction(1, 2), how) for t in range(target)]
 
     def taken(entries: list[int]) -> View:
-        chosen = np.clip(entries, 0, x.shape[axis] - 1)
+        chosen = np.clip(entries, 0, size - 1)
         return x.moved(lambda index: np.take(index, chosen, axis))
 
     mode = attributes.get("mode", b"nearest")
@@ -874,7 +887,8 @@ def _resized(reader: _Reader, x: View, axis: int, at: list[Fraction], attributes
         nearest = _NEAREST[attributes.get("nearest_mode", b"round_prefer_floor")]
         if any(nearest(a - UNSURE) != nearest(a + UNSURE) and Fraction(float(np.float32(a))) != a for a in at):
             raise ModelError("two entries that are equally near up to rounding")
-        return taken([nearest(a) for a in at])
+        single = _coordinate(np.arange(target, dtype=np.float32), size, target, np.float32(rate), np.float32(0.5), how)
+        return taken([_agreed(nearest, a, b) for a, b in zip(at, single)])
     if mode != b"linear":
         raise ModelError("interpolation of another kind")
     low = [math.floor(a) for a in at]
@@ -952,17 +966,20 @@ def _attention(reader: _Reader, operands: Any, attributes: Any) -> View:
     names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
     q, k, v = (_heads(_view(x), attributes.get(name, 0)) if flat else _view(x) for x, name in zip(operands, names))
     (batch, heads, tokens, width), (_, shared, keys, _) = q.shape, k.shape
-    if heads % shared or v.shape[:3] != k.shape[:3]:
+    named = attributes.get("q_num_heads", heads), attributes.get("kv_num_heads", shared)
+    if named != (heads, shared) or heads % shared or v.shape[:3] != k.shape[:3]:
         raise ModelError("heads of queries, keys and values that do not fit each other")
     each = np.arange(heads) // (heads // shared)
     k, v = (t.moved(lambda index: index[:, each]) for t in (k, v))
-    scale = _setting(attributes, "scale", 0.0) if "scale" in attributes else arb(1) / arb(width).sqrt()
+    scale = arb(float(attributes["scale"])) if "scale" in attributes else arb(1) / arb(width).sqrt()
+    if not scale > 0:
+        raise ModelError("a scale that is not positive")
     mask = np.zeros((tokens, keys))
     if len(operands) > 3:
         mask = operands[3]
         mask = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else _real(mask, masks=True)
-        if mask.shape[-1:] != (keys,):
-            raise ModelError("a mask of another length than the keys")
+        if not 2 <= mask.ndim <= 4 or mask.shape[-2:] != (tokens, keys):
+            raise ModelError("a mask of another shape than tokens by keys")
     if attributes.get("is_causal", 0):
         mask = mask + np.where(np.arange(keys) > np.arange(tokens)[:, None], -np.inf, 0.0)
     logits = reader.einsum(q, k, [0, 1, 2, 4], [0, 1, 3, 4], [0, 1, 2, 3])
@@ -977,17 +994,19 @@ def _attention(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Where", since=9, operands=(3, 3))
 def _where(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A constant choice between variables and constants; or a guard behind a softmax, which has nothing to do.
+    """A constant choice between variables and constants; or a guard behind a softmax.
 
-    Theorem: probabilities are numbers where a row has a visible logit, and other rows are refused.
+    Theorem: probabilities are numbers where a row has a visible logit, and in other rows the guard makes them 0.
     """
     condition, a, b = operands
     if isinstance(condition, Undefined):
-        if not isinstance(b, View) or not _same(condition.view, b) or isinstance(a, View) or _real(a).any():
+        if not _same(condition.view, b) or isinstance(a, View) or _real(a).any():
             raise ModelError("anything but 0 where a softmax is not a number")
         if np.broadcast_shapes(_shape(a), b.shape) != b.shape:
             raise ModelError("a constant of a larger shape")
-        return b
+        if isinstance(b, View):
+            return b
+        return reader.sum([b.view], [exact((~b.empty).astype(np.float64))], 0.0, b.shape)
     if isinstance(condition, View) or condition.dtype != np.bool_ or not (isinstance(a, View) or isinstance(b, View)):
         raise ModelError("anything but a constant choice")
     shape = np.broadcast_shapes(condition.shape, _shape(a), _shape(b))
@@ -1002,19 +1021,21 @@ def _where(reader: _Reader, operands: Any, attributes: Any) -> View:
 class Undefined:
     """Whether the entries of a tensor are numbers; only a guard may ask."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View | Emptied) -> None:
         self.view, self.shape, self.size = view, view.shape, view.size
 
 
 @operator("IsNaN", since=9)
 def _is_nan(reader: _Reader, operands: Any, attributes: Any) -> Any:
-    x = _view(operands[0])
-    if not isinstance(reader.networks.nodes[x.node], Softmax):
+    x = operands[0]
+    if not isinstance(x, Emptied) and not isinstance(reader.networks.nodes[_view(x).node], Softmax):
         raise ModelError("a question about anything but a softmax")
     return Undefined(x)
 
 
-def _same(a: View, b: View) -> bool:
+def _same(a: View | Emptied, b: Any) -> bool:
+    if isinstance(a, Emptied) or not isinstance(b, View):
+        return a is b
     return a.node == b.node and bool(np.array_equal(a.index.at, b.index.at))
 
 

@@ -11,7 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from flint import arb
 
-from .balls import ONE, ZERO, Balls, Floats, euclidean, exact, largest, magnitude, matrix, times, zeros
+from .balls import (
+    ONE,
+    ZERO,
+    Balls,
+    Floats,
+    euclidean,
+    exact,
+    largest,
+    lower_floats,
+    magnitude,
+    matrix,
+    negative,
+    times,
+    zeros,
+)
 from .positions import Indices
 
 
@@ -83,6 +97,26 @@ def least(linear: Balls, B: Balls, multipliers: Floats, point: Floats, noise: No
     return -noise.cost(d) - noise.reach(linear + 2 * Mz) - (z * Mz).sum()
 
 
+def least_by_corners(linear: Balls, B: Balls, noise: Noise) -> arb:
+    """A lower bound on ``l.e + e'B e`` for symmetric B, where the norm of the noise of the input is l_1.
+
+    A point of the ball is ``sum_k t_k s_k`` with weights ``t >= 0`` that add up to 1 and corners s, which are zero and
+    signed units, of every unit with one sign alone. For all other noise f the quadratic is ``l_f.f + f'B f`` and
+    ``sum_km t_k t_m (s_k'B s_m + (c_k + c_m) / 2)`` with ``c_k = l.s_k + 2 s_k'B f``, at least the smallest term. With
+    ``|f_i| <= 1``, ``c_k`` of a unit is at least ``+-l_i - 2 sum_j |B_ij|``; that of zero is 0.
+    """
+    n = noise.inputs
+    own, rest = B[:n, :n], magnitude(B[n:, n:])
+    np.fill_diagonal(rest, -negative(np.diagonal(B)[n:]))
+    meeting = 2 * magnitude(B[:n, n:]).sum(1)
+    up, down = linear[:n] - meeting, -linear[:n] - meeting
+    alike = [(c[:, None] + c) / 2 + own for c in (up, down)]
+    apart = (up[:, None] + down) / 2 - own
+    np.fill_diagonal(apart, ZERO)
+    terms = [lower_floats(part).min(initial=0.0) for part in (*alike, apart, up / 2, down / 2)]
+    return arb(min(terms)) - magnitude(linear[n:]).sum() - rest.sum()
+
+
 class ProductRanges:
     """Between which numbers ``(P e).(R e)`` lies, for combinations P of some rows X and R of others Y.
 
@@ -107,6 +141,8 @@ class ProductRanges:
     def between(self, left: Indices, C: Balls, right: Indices) -> tuple[arb, arb]:
         """The range for ``P = X[left]`` and ``R = C Y[right]``."""
         m = len(left)
+        if not m:  # a sum of nothing
+            return ZERO, ZERO
         cross = times(self.cross[np.ix_(left, right)], matrix(C.T))
         other = times(times(C, matrix(self.other[np.ix_(right, right)])), matrix(C.T))
         G = np.block([[self.own[np.ix_(left, left)], cross], [cross.T, other]])

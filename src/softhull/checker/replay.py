@@ -9,7 +9,7 @@ certificate when checking. Any choice within its range gives a true bound, so no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,9 +40,9 @@ from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
 from .forms import LARGEST_FORM, Forms, Part, pairs_within
-from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View
+from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View, inputs_of
 from .positions import Places
-from .quadratic import least
+from .quadratic import least, least_by_corners
 from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
@@ -62,6 +62,11 @@ class Region:
     eps: float = 0.0
     norm: int = 0
     scale: Floats | None = None
+
+    @property
+    def is_box(self) -> bool:
+        """Whether it is nothing but its box."""
+        return self.centre is None
 
     def minimum(self, rows: Balls) -> Balls:
         """Theorem: over a box ``a.x >= a.m - |a|.r`` (middle, reach), over a ball ``a.x >= a.c - eps |a s|_*``.
@@ -87,6 +92,11 @@ class Choices(Region):
 
     options: tuple[Floats, ...] = ()
     at_most: int | None = None
+
+    @property
+    def is_box(self) -> bool:
+        """It is not: points of it are chosen, position by position."""
+        return False
 
     def minimum(self, rows: Balls) -> Balls:
         """Theorem: a point is its own rows with those of some positions S replaced, ``|S| <= at_most``.
@@ -125,6 +135,15 @@ class ProvedPlanes:
     above: Balls
 
 
+@dataclass(frozen=True)
+class Cut:
+    """One side of a cut: ``sign (x - value) <= 0`` for the one entry x that stands in a view."""
+
+    view: View
+    value: float
+    sign: int  # 1: at most the value, -1: at least
+
+
 @dataclass
 class Walk:
     """Where a walk stands: ``<C, tensor>`` is at least the sum of all of this, for every input of the region.
@@ -156,6 +175,7 @@ class Knowledge:
 
     def __init__(self, networks: Networks, region: Region) -> None:
         self.networks, self.region = networks, region
+        self.cuts: tuple[Cut, ...] = ()
         self.functions: dict[int, Functions] = {}
         self.planes: dict[int, ProvedPlanes] = {}
         self.forms = Forms(self)
@@ -164,6 +184,35 @@ class Knowledge:
         self._boxes: dict[int, tuple[Floats, Floats]] = {}
         self._lines: dict[tuple[Any, ...], Balls] = {}  # offsets of lines beside curves
         self._weights: dict[int, arb_mat] = {}  # by identity of the node; the networks keep them alive
+
+    @property
+    def size(self) -> int:
+        """How many numbers were claimed, which every cell gets a copy of."""
+        claimed = sum(low.size for low, _ in self._claimed.values())
+        return claimed + sum(len(known) for known in self._apart.values())
+
+    def within(self, region: Region, cuts: Sequence[Cut]) -> Knowledge:
+        """What is known in a cell: the part of ``region``, itself a part of this one, where all ``cuts`` hold.
+
+        Theorem: what holds for every input of a region holds for every input of a part of it. So all that was proved
+        stays, and an entry that is cut lies on its side of the value, too. Affine forms are found anew.
+        """
+        found = Knowledge(self.networks, region)
+        found.cuts = (*self.cuts, *cuts)
+        found.functions, found.planes = dict(self.functions), dict(self.planes)
+        found._claimed = {i: (low.copy(), high.copy()) for i, (low, high) in self._claimed.items()}
+        found._apart = {i: dict(known) for i, known in self._apart.items()}
+        found._lines, found._weights = self._lines, self._weights  # of ranges and nodes that their keys name
+        if region is self.region:
+            found._boxes = dict(self._boxes)
+        for cut in cuts:
+            ends = (-np.inf, cut.value) if cut.sign > 0 else (cut.value, np.inf)
+            node, boxes = cut.view.node, found._boxes
+            found.learn_entries(cut.view, cut.view.places(), *(np.array([end]) for end in ends))
+            if node in boxes:  # those of later nodes stay true, and need not be found again
+                (lower, upper), (low, high) = boxes[node], found._claimed[node]
+                found._boxes = boxes | {node: (np.maximum(lower, low), np.minimum(upper, high))}
+        return found
 
     # What is known of a node
 
@@ -196,25 +245,67 @@ class Knowledge:
             flat = np.zeros(node.size)
             return outward(self.offsets(node, flat, 1), self.offsets(node, flat, -1))
         if isinstance(node, Softmax):
-            ends = np.array(
-                [[self._probability(node, r, k) for k in range(row.size)] for r, row in enumerate(node.rows.at)]
-            )
+            ends = [end for row in range(len(node.rows.at)) for end in self._probabilities(node, row)]
             found = np.empty((2, node.size))
-            found[:, node.outputs.flat] = ends.reshape(-1, 2).T  # each entry stands in one row
+            found[:, node.outputs.flat] = np.array(ends).T  # each entry stands in one row
             return found[0], found[1]
         if isinstance(node, Product):
             (lx, ux), (ly, uy) = ((exact(end) for end in self.box(view)) for view in (node.x, node.y))
             corners = [node.left.of(a) * node.right.of(b) for a in (lx, ux) for b in (ly, uy)]
             return outward(*(node.out.spread(_fold(end, corners)[None])[0] for end in (arb.min, arb.max)))
+        at_input = any(view.node == 0 for view in inputs_of(node)) and not self.region.is_box
+        widest = max(node.size, *(self.networks.nodes[view.node].size for view in inputs_of(node)))
+        if not at_input or node.size * widest > LARGEST_FORM:  # the box of the region will have to do
+            return outward(*self._ends(node))
         units = _diagonal(node.size)
         least, most = (minimum_of(self, self.back(node, sign * units)) for sign in (ONE, -ONE))
         bias = exact(node.bias) if isinstance(node, Sum) else ZERO
         return outward(least + bias, -most + bias)
 
+    def _ends(self, node: Sum | Matrix) -> tuple[Balls, Balls]:
+        """The least and the largest value of every entry of an affine node over the boxes of its inputs.
+
+        Theorem: ``c.x`` lies within ``|c|.r`` of ``c.m`` (middle, reach), where all coefficients of an entry of x are
+        one number. An entry of x that counts 0 times must be a number all the same.
+        """
+        if isinstance(node, Matrix):
+            entries, same = np.unique(node.x.index.at, return_inverse=True)
+            rows = Places(same, len(entries)).spread(exact(node.weights))
+            middle, reach = (matrix(part[entries][:, None]) for part in self._middle_and_reach(node.x.node))
+            centre, apart = times(rows, middle)[:, 0], times(magnitude(rows), reach)[:, 0]
+            return centre - apart, centre + apart
+        centre, apart = exact(node.bias), zeros(node.size)
+        for index in {view.node for view in node.views}:
+            middle, reach = self._middle_and_reach(index)
+            mine = [(v.index.at, s) for v, s in zip(node.views, node.scales) if v.node == index]
+            if len(mine) == 1:
+                ((entries, c),) = mine
+                centre, apart = centre + c * middle[entries], apart + magnitude(c) * reach[entries]
+                continue
+            counts = [np.flatnonzero(~is_zero(scale).astype(bool)) for _, scale in mine]
+            keys, same = np.unique(
+                np.concatenate([at * len(middle) + entries[at] for at, (entries, _) in zip(counts, mine)]),
+                return_inverse=True,
+            )
+            c = Places(same, len(keys)).spread(np.concatenate([s[at] for at, (_, s) in zip(counts, mine)])[None])[0]
+            own, theirs = keys // len(middle), keys % len(middle)
+            np.add.at(centre, own, c * middle[theirs])
+            np.add.at(apart, own, magnitude(c) * reach[theirs])
+            low, high = self._box(index)
+            known = np.isfinite(low) & np.isfinite(high)
+            for entries, _ in mine:
+                centre[~known[entries]] = arb.nan()
+        return centre - apart, centre + apart
+
+    def _middle_and_reach(self, index: int) -> tuple[Balls, Balls]:
+        """Of the box of a node; no numbers for an entry of which nothing is known."""
+        low, high = (exact(end) for end in self._box(index))
+        return (low + high) / 2, (high - low) / 2
+
     def visible(self, node: Softmax, row: int) -> list[int]:
         """The outputs of a row that no mask hides."""
-        hidden = set() if node.hidden is None else set(node.hidden.flat)
-        return [k for k, place in enumerate(node.rows.at[row].tolist()) if place not in hidden]
+        found: list[int] = np.flatnonzero(~node.hides[node.rows.at[row]]).tolist()
+        return found
 
     def leak(self, node: Softmax, row: int) -> arb:
         """At least the hidden probabilities of a row together.
@@ -233,18 +324,20 @@ class Knowledge:
         top = float(highest.max())
         return ZERO if top == -np.inf else count * (arb(top) - arb(float(lowest.max()))).exp().min(ONE)
 
-    def _probability(self, node: Softmax, row: int, k: int) -> tuple[float, float]:
+    def _probabilities(self, node: Softmax, row: int) -> list[tuple[float, float]]:
         """Theorem: with hidden probabilities d in all, ``p_k = (1 - d) q_k``, q the softmax of the visible logits."""
-        shown = self.visible(node, row)
-        leak = self.leak(node, row)
-        if k not in shown:
-            return 0.0, min(1.0, round_up(leak))
-        low, high = self.logits(node, row).probability(shown.index(k))
-        return max(0.0, round_down(arb(low) - leak)), high
+        shown, leak, x = self.visible(node, row), self.leak(node, row), self.logits(node, row)
+        ends = [(0.0, min(1.0, round_up(leak)))] * node.rows.shape[1]
+        for own, k in enumerate(shown):
+            low, high = x.probability(own)
+            ends[k] = max(0.0, round_down(arb(low) - leak)), high
+        return ends
 
     def logits(self, node: Softmax, row: int) -> Logits:
         """What is known of the visible logits of one row, from what is known of the entries that stand there."""
         x = node.x.at(Places(node.rows.at[row][self.visible(node, row)], node.size))
+        if x.size**2 > LARGEST_FORM:
+            raise Refused("a softmax over more logits than the checker allows")
         low, high = self.box(x)
         known = self._apart.get(x.node, {})
         apart = np.array(
@@ -328,11 +421,24 @@ class Knowledge:
 
     # Walks
 
-    def lower_bounds(self, start: list[tuple[View, Balls]], rules: Rules, stops: bool = False) -> Balls:
-        """Lower bounds ``[S]`` on the sum of all ``<rows, tensor>``; with ``stops`` the best on the way."""
+    def lower_bounds(
+        self, start: list[tuple[View, Balls]], rules: Rules, stops: bool = False, on_cuts: Floats | None = None
+    ) -> Balls:
+        """Lower bounds ``[S]`` on the sum of all ``<rows, tensor>``; with ``stops`` the best on the way.
+
+        ``on_cuts [S, cuts]``: multipliers of the cuts of a cell. Theorem: where ``s (x - t) <= 0``,
+        ``f >= f + b s (x - t)`` for every ``b >= 0``.
+        """
         walk = Walk({}, zeros(len(start[0][1])))
         for view, rows in start:
             self.put(walk.pending, view, rows)
+        if on_cuts is not None:
+            if on_cuts.ndim != 2 or on_cuts.shape[1] != len(self.cuts):
+                raise Refused("multipliers that are not one for every cut of the cell")
+            shares = exact(_array({"cuts": on_cuts}, "cuts", len(walk.constant), len(self.cuts), low=0.0))
+            for share, cut in zip(shares.T, self.cuts):
+                self.put(walk.pending, cut.view, cut.sign * share[:, None])
+                walk.constant = walk.constant - cut.sign * share * arb(cut.value)
         best = []
         while (top := walk.top) > 0:
             if stops:
@@ -543,12 +649,17 @@ class Knowledge:
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way.
 
-        Theorem: both are functions of the same noise, ``c + l.e + e'B e``, bounded by ``quadratic.least``.
+        Theorem: both are functions of the same noise, ``c + l.e + e'B e``, bounded by ``quadratic.least`` or, over an
+        l_1 ball, by ``quadratic.least_by_corners``.
         """
         constant, linear, B = self.forms.quadratic(on_input[0], parts)
         rule = rules(0, np.concatenate((linear[None], B)))
         if rule is None:
             raise Refused("the proof does not say how to bound its quadratic")
+        if "corners" in rule:
+            if self.forms.noise.norm != 1:
+                raise Refused("a quadratic is bounded by corners over an l_1 ball alone")
+            return np.array([constant + least_by_corners(linear, B, self.forms.noise)], dtype=object)
         multipliers, point = (_array(rule, name, len(linear)) for name in ("multipliers", "point"))
         found = least(linear, B, multipliers, point, self.forms.noise)
         if found is None:

@@ -58,7 +58,8 @@ def command(
     import torch
 
     from ..report.dataset_tables import conformal_table
-    from ..verify.conformal import study_conformal
+    from ..verify.about import versions
+    from ..verify.conformal import SCHEMA, study_conformal
 
     use_threads(threads)
     radii, networks = subject.radii, subject.networks()
@@ -87,5 +88,5 @@ def command(
     if not is_stdout(json_out):
         console().print(conformal_table(answers))
         console().print(f"{len(wanted)} samples, {sum(study.cpu_seconds for study in found):.1f} CPU seconds")
-    about = {"method": method} | subject.described()
+    about = {"schema": SCHEMA, "method": method, "versions": versions()} | subject.described()
     write_json(json_out, about | {"class_conditional": class_conditional, "radii": answers})

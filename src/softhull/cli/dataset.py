@@ -13,13 +13,15 @@ from .options import (
     OutFolder,
     bounding_options,
     console,
-    instance_workers_option,
+    exit_code,
+    fail_on_unknown_option,
     is_stdout,
     method_option,
     parse_indices,
     refuse,
     run_options,
     say_differences,
+    table_option,
     time_options,
     use_threads,
     with_progress,
@@ -52,7 +54,8 @@ if TYPE_CHECKING:
     help="Write a proof for every sample to this folder, and a statement.",
 )
 @click.option("--executor", help="Who works with --store: local:N, dask or dask:ADDRESS; default: this process.")
-@instance_workers_option
+@table_option
+@fail_on_unknown_option
 @bounding_options
 @run_options
 def command(
@@ -66,6 +69,8 @@ def command(
     outside_indices: str | None,
     certificates: Path | None,
     executor: str | None,
+    table: bool,
+    fail_on: str | None,
     workers: int | None,
     rounding: str,
     store: str | None,
@@ -74,7 +79,7 @@ def command(
     device: str,
     threads: int,
     json_out: Path | None,
-) -> None:
+) -> int:
     """Certified accuracy, NLL, Brier score, confidence and calibration error of MODELS (an ensemble) on a data set.
 
     Every metric is given for the inputs themselves, under attack, and as what no attack within the radius can pass.
@@ -89,7 +94,7 @@ def command(
 
     from ..deadlines import deadline_after, seconds_left
     from ..verify.calibration import bin_edges
-    from ..verify.dataset import certify_dataset
+    from ..verify.dataset import SCHEMA, certify_dataset
     from ..verify.methods import find_method
 
     if store is None:
@@ -156,14 +161,16 @@ def command(
     if not found:
         raise KeyboardInterrupt
     inside = found[:: len(sets)]
-    answers = [each.to_dict() for each in inside]
+    answers = [subject.with_data(each.to_dict(), sets[0][0]) for each in inside]
+    for answer, each in zip(answers, inside):
+        answer["instances"] = each.instances(wanted)
     if outside is not None:
         for answer, one, other in zip(answers, inside, found[1::2]):
             answer["metrics"]["auroc"] = one.auroc(other)
-    about: dict[str, Any] = {"method": method, "bound": bound} | subject.described()
+    about: dict[str, Any] = {"schema": SCHEMA, "method": method, "bound": bound} | subject.described()
     aloud = not is_stdout(json_out)
     if aloud:
-        _show(answers, found)
+        _show(answers, found, table)
     if statement is not None and not interrupted:
         if aloud:  # the answer is out before the long work on proofs begins
             write_json(json_out, about | {"radii": answers})
@@ -173,12 +180,15 @@ def command(
     write_json(json_out, about | {"radii": answers})
     if interrupted:
         raise KeyboardInterrupt
+    return exit_code(fail_on, (row["verdict"] for answer in answers for row in answer["instances"]))
 
 
-def _show(answers: list[dict[str, Any]], found: list[DatasetReport]) -> None:
-    """The table, its cost, and what was not done."""
-    from ..report.dataset_tables import metrics_table
+def _show(answers: list[dict[str, Any]], found: list[DatasetReport], table: bool) -> None:
+    """The table of metrics, after one of samples where that is asked for, its cost, and what was not done."""
+    from ..report.dataset_tables import metrics_table, sample_table
 
+    for answer in answers if table else ():
+        console().print(sample_table(answer))
     console().print(metrics_table(answers))
     stored = sum(each.from_store for each in found)
     known = f"; {stored} answers are from the store" if stored else ""

@@ -241,9 +241,17 @@ def is_stdout(out: Path | None) -> bool:
 @contextmanager
 def counting(label: str) -> Iterator[Callable[[int, int], None]]:
     """A function that is told how many of how many are done, and shows it on standard error (on a terminal only)."""
+    from ..branch.loop import watching
+
     with _bar() as progress:
         task = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+        def tell(left: int, bound: float) -> None:
+            words = f"{label} ({left} open cells, the worst {bound:.3g})" if left else label
+            progress.update(task, description=words)
+
+        with watching(tell):
+            yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def with_progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
@@ -312,14 +320,6 @@ def _begin_to_load(context: click.Context, parameter: click.Parameter, value: in
 
         start_loading()
     return value
-
-
-instance_workers_option = click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    callback=_begin_to_load,
-    help="Processes that share the instances; default: one per CPU, if the work takes long.",
-)
 
 
 def _usable(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -438,6 +438,12 @@ fail_on_option = click.option(
     type=Name("outcome", tuple(FAIL_ON)),
     help="Exit with code 1 if an instance is falsified; unknown: also if one is undecided or ended in an error.",
 )
+# Of questions about numbers, where nothing can be falsified.
+fail_on_unknown_option = click.option(
+    "--fail-on",
+    type=Name("outcome", ("unknown",)),
+    help="unknown: exit with code 1 if nothing was proved about an instance, or it ended in an error.",
+)
 
 
 def exit_code(fail_on: str | None, verdicts: Iterable[str]) -> int:
@@ -445,8 +451,14 @@ def exit_code(fail_on: str | None, verdicts: Iterable[str]) -> int:
     return FAILED if fail_on is not None and not set(FAIL_ON[fail_on]).isdisjoint(verdicts) else 0
 
 
-# Of every command that certifies instances: a store, a seed, a device, threads, a file for the answer.
+# Of every command that certifies instances: processes, a store, a seed, a device, threads, a file for the answer.
 run_options = together(
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        callback=_begin_to_load,
+        help="Processes that share the instances; default: one per CPU, if the work takes long.",
+    ),
     click.option(
         "--store",
         type=click.Path(dir_okay=False),

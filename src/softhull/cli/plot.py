@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from .options import BOUND_LIST, IMAGE, out_option
+from .options import BOUND_LIST, IMAGE, counting, out_option
+from .subject import Subject, subject_options
 
 
 @click.group("plot")
@@ -87,3 +88,42 @@ def reliability(result: Path, eps: float | None, out: Path) -> None:
     from ..report.reliability_figure import read_radius, reliability_figure
 
     click.echo(f"wrote {save(reliability_figure(read_radius(result, eps)), out)}")
+
+
+@command.command("tree")
+@subject_options(ensemble=False)
+@click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True, help="CPU seconds of search.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
+@out_option("tree.png", IMAGE)
+def tree(subject: Subject, seconds: float, seed: int, out: Path) -> None:
+    """The cells that branch and bound makes of one instance (--indices), and its bound against time.
+
+    \b
+    Example
+      softhull plot tree MODEL.onnx --data images.npz --eps 0.03 --clip 0 1 --indices 7 --out tree.png
+    """
+    from ..errors import InvalidInput
+    from ..formats.inputs import fit_inputs
+    from ..propagate.methods import Branch
+    from ..report.figures import save
+    from ..report.tree_figure import tree_figure
+    from ..verify.robustness import verify_robustness
+
+    (network,), (eps, *more) = subject.networks(), subject.radii
+    dataset = subject.dataset([network])
+    wanted = subject.wanted(dataset)
+    if len(wanted) != 1 or more:
+        raise InvalidInput("a tree is that of one instance at one radius; name it with --indices")
+    x, label = fit_inputs(network, dataset.take(wanted)), dataset.y[wanted]
+    method = Branch(seconds=seconds)
+    with counting("instances") as progress:
+        found = verify_robustness(
+            network, x, label, subject.perturbation(eps), method=method, seed=seed, proofs=True, progress=progress
+        )[0]
+    if found.grown is None:
+        raise InvalidInput(
+            f"instance {wanted[0]} is {found.verdict.value} before anything is cut; choose another radius"
+        )
+    cells = sum(cut is None for tree in found.grown.trees for _, cut in tree)
+    title = f"instance {wanted[0]}: {found.verdict.value}, {cells} cells"
+    click.echo(f"wrote {save(tree_figure(found.grown, found.attack, title), out)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from .options import (
     bounding_options,
     console,
     counting,
-    instance_workers_option,
+    exit_code,
+    fail_on_unknown_option,
     is_stdout,
     method_option,
     refuse,
@@ -45,8 +47,8 @@ from .subject import Subject, subject_options
 @time_options
 @click.option("--certificates", type=OutFolder(), help="Write a proof of every bound to this folder.")
 @table_option
+@fail_on_unknown_option
 @bounding_options
-@instance_workers_option
 @run_options
 def command(
     subject: Subject,
@@ -58,6 +60,7 @@ def command(
     budget: float | None,
     certificates: Path | None,
     table: bool,
+    fail_on: str | None,
     rounding: str,
     store: str | None,
     recheck: bool,
@@ -66,7 +69,7 @@ def command(
     threads: int,
     workers: int | None,
     json_out: Path | None,
-) -> None:
+) -> int:
     """A certified bound on the score of the mean probabilities of MODELS, with an attack beside it.
 
     \b
@@ -123,8 +126,9 @@ def command(
         write_json(json_out, answer)
     if found.interrupted:
         raise KeyboardInterrupt
+    code = exit_code(fail_on, (_verdict(record) for record in answer["instances"]))
     if folder is None:
-        return
+        return code
 
     from ..certificates.write import score_certificate
     from ..formats.inputs import fit_inputs
@@ -136,3 +140,10 @@ def command(
     write_json(json_out, folder.described(answer))
     if aloud:
         click.echo(str(folder))
+    return code
+
+
+def _verdict(record: dict[str, Any]) -> str:
+    """What ``--fail-on`` goes by: a bound that is not finite says nothing."""
+    known = record["bound"] is not None and math.isfinite(record["bound"])
+    return record["verdict"] if known or record["verdict"] == "error" else "unknown"

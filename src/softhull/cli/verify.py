@@ -18,7 +18,6 @@ from .options import (
     counting,
     exit_code,
     fail_on_option,
-    instance_workers_option,
     is_stdout,
     method_option,
     refuse,
@@ -75,7 +74,6 @@ _OF_VERDICTS = ("store", "recheck", "certificates", "table", "fail_on")
 @click.option("--certificates", type=OutFolder(), help="Write a proof of every certified instance to this folder.")
 @table_option
 @fail_on_option
-@instance_workers_option
 @run_options
 def command(
     subject: Subject,
@@ -156,7 +154,17 @@ def command(
                 network, x, y, perturbation, attack=attack is not False, progress=progress, **question
             )
         rows = [{"index": i, "label": int(y[k])} | row for k, (i, row) in enumerate(zip(wanted, found.to_dict()))]
-        _show_radii(subject.with_data({"cap": found.cap}, dataset), rows, json_out)
+        import torch
+
+        from ..verify.about import describe
+
+        given = asked | limits | {"seed": seed, "attack": attack is not False}
+        described = describe(
+            "radius", [network], torch.from_numpy(x), torch.from_numpy(y), perturbation, chosen, **given
+        )
+        _show_radii(subject.with_data(described | {"cap": found.cap}, dataset), rows, json_out)
+        if found.interrupted:
+            raise KeyboardInterrupt
         return 0
 
     from ..report.tables import instance_table, verdict_table
@@ -201,7 +209,7 @@ def command(
 def _show_radii(about: dict[str, Any], rows: list[dict[str, Any]], json_out: Path | None) -> None:
     # "radius" is what "certified" was called before.
     listed = [row | {"radius": row["certified"]} for row in rows]
-    write_json(json_out, about | {"instances": listed})
+    write_json(json_out, {"schema": "softhull-radii-1"} | about | {"instances": listed})
     if not is_stdout(json_out):
         from ..report.tables import radius_table
 
@@ -242,11 +250,17 @@ def _runner_up(network: Network, x: Any) -> list[int]:
 def _property(network: Network, path: str, method: Any, json_out: Path | None, own: dict[str, Any]) -> str:
     """Decide a property; returns the verdict."""
     from ..formats.vnnlib import load_vnnlib
+    from ..show import plain
     from ..verify.about import model_of, versions
     from ..verify.robustness import verify_specification
 
     found = verify_specification(network, load_vnnlib(path), method, **own)
-    about = {"question": "specification", "models": [model_of(network)], "property": path, "versions": versions()}
+    about: dict[str, Any] = {
+        "schema": "softhull-specification-1",
+        "question": "specification",
+        "models": [model_of(network)],
+    }
+    about |= {"property": path, "method": plain(method), "versions": versions()}
     answer = {
         "verdict": found.verdict,
         "bound": found.bound,

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ..deadlines import deadline_after, seconds_left
-from .options import device_option, out_option, threads_option, use_threads, with_progress
+from .options import device_option, out_option, threads_option, use_threads, with_progress, workers_option
 
 
 @click.command("vnncomp", short_help="Decide properties in the formats of VNN-COMP.")
@@ -28,6 +28,7 @@ from .options import device_option, out_option, threads_option, use_threads, wit
 @click.option("--category", help="The first column of the results; default: the folder of the table.")
 @click.option("--method", help="As in softhull verify; default: its default.")
 @device_option
+@workers_option
 @threads_option
 def command(
     onnx: Path | None,
@@ -39,6 +40,7 @@ def command(
     category: str | None,
     method: str | None,
     device: str,
+    workers: int,
     threads: int,
 ) -> None:
     """Decide whether any input of VNNLIB breaks the property of ONNX, and write the verdict to RESULT.
@@ -65,9 +67,8 @@ def command(
             use_threads(threads)
             answer(decide(onnx, vnnlib, seconds_left(deadline), method, device=device).text())
         return
-    from ..runs.vnncomp import decide_safely, read_instances, result_lines
+    from ..runs.vnncomp import decide_all, read_instances, result_lines
 
-    use_threads(threads)
     if out is None or onnx is not None or timeout is not None:
         raise click.UsageError("--instances needs --out, and the table has the seconds; no file is named beside it")
     listed = read_instances(instances)
@@ -75,7 +76,7 @@ def command(
     # Line by line: a run that is killed leaves what it has decided.
     with out.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        answers = ((instance, decide_safely(instance, method, device)) for instance in listed)
+        answers = decide_all(listed, method, device, workers, threads)
         for line in with_progress(result_lines(name, answers), len(listed), "instances"):
             writer.writerow(line)
             stream.flush()

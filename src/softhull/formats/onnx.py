@@ -22,6 +22,7 @@ from ..graph.ops.guard import Guard, Undefined
 from ..graph.ops.log_sum_exp import LogSumExp
 from ..graph.ops.relu import Relu
 from ..graph.ops.reshape import Reshape
+from ..graph.ops.scale import Scale
 from ..graph.ops.sigmoid import Sigmoid
 from ..graph.ops.softmax import Softmax
 from ..graph.simplify import simplify
@@ -36,9 +37,9 @@ from .onnx_rules import RULES, Value
 LARGEST_FILE = 2 << 30  # protobuf itself reads no more
 MOST_NODES = 50_000
 
-RECURRENT = "write the steps out with cells, as nn.LSTMCell in a loop"
 OLDEST_OPSET = 7  # before, broadcasting was an attribute; runtimes promise nothing about it
 UNUSUAL = 2.0**100  # larger than any limit that is meant
+ABSORBING = -(2.0**23)  # a logit added to this leaves no trace in single precision
 
 
 def load_onnx(path: str | Path, fixed: Mapping[str, Any] | None = None, perturb: str | None = None) -> Network:
@@ -198,11 +199,9 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
             arguments = [values[argument] for argument in node.input]
             if any(isinstance(argument, int) for argument in arguments):
                 if node.op_type not in RULES:
-                    advice = (
-                        RECURRENT
-                        if node.op_type in ("GRU", "LSTM", "RNN")
-                        else "`softhull operators` lists those that are"
-                    )
+                    advice = "`softhull operators` lists those that are"
+                    if node.op_type in ("GRU", "LSTM", "RNN"):
+                        advice = f"write its steps out, with nn.{node.op_type}Cell in a loop"
                     raise ModelError(f"this operator is not supported; {advice}")
                 results = RULES[node.op_type].apply(node, arguments, builder, opset, dtypes)
             else:
@@ -225,7 +224,26 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
             raise ModelError(f"{place}: supported only as where(isnan(p), 0, p) directly behind a softmax p")
     if not graph.nodes:
         raise ModelError(f"{name}: the output is the input")
+    _refuse_empty_rows(graph, name)
     return graph, inputs[0].name, dtype
+
+
+def _refuse_empty_rows(graph: Graph, name: str) -> None:
+    """A row that sees nothing is not a number, or what rounding makes of it where the mask is a finite number.
+
+    Exporters write boolean masks with the lowest number there is: rows that attended to nothing in torch attend to
+    everything in the file.
+    """
+    for node in graph.nodes:
+        if not isinstance(node.operator, Softmax):
+            continue
+        before = graph.nodes[node.inputs[0]].operator if node.inputs[0] >= 0 else None
+        shift = before.shift.expand(node.shape) if isinstance(before, Scale) else torch.zeros(node.shape)
+        if node.operator.mask is not None:
+            shift = shift + node.operator.mask
+        if bool((shift.amax(node.operator.axis) <= ABSORBING).any()):
+            place = f"{name}: node {node.label!r} (Softmax)"
+            raise ModelError(f"{place}: all logits of a row are masked; leave one of every row visible")
 
 
 def _opset(model: Any, name: str) -> int:
@@ -299,7 +317,9 @@ def _declared(entry: Any, name: str) -> tuple[tuple[int, ...], str]:
     kind = entry.type.tensor_type
     types = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64"}
     if kind.elem_type not in types:
-        advice = "convert the model, or name the tensor to perturb (perturb= or --perturb, for example embeddings)"
+        advice = "name the tensor to perturb (perturb= or --perturb, for example embeddings)"
+        if kind.elem_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16):
+            advice = "export the model in single precision, with module.float()"
         raise ModelError(f"{name}: input {entry.name!r} is not of type float or double; {advice}")
     if not kind.HasField("shape"):
         raise ModelError(f"{name}: input {entry.name!r} declares no shape; export the model with one")

@@ -388,6 +388,8 @@ def _resize(context: Context, x: Value, roi: Value = None, scales: Value = None,
     if len(rates) != len(shape) or min(rates) <= 0:
         raise ModelError(f"scales {rates} of a value of shape {shape}")
     wanted = [math.floor(size * rate) for size, rate in zip(shape, rates)] if given else integers(sizes)
+    if given and wanted != [math.floor(np.float32(size) * np.float32(rate)) for size, rate in zip(shape, rates)]:
+        raise ModelError("a size that rounding changes")
     check_size(tuple(wanted))
     y = variable(x)
     for axis, (size, target, rate) in enumerate(zip(shape, wanted, rates)):
@@ -403,9 +405,9 @@ def _resize(context: Context, x: Value, roi: Value = None, scales: Value = None,
     return y
 
 
-def _weights(size: int, target: int, rate: float, mode: bytes, how: bytes, rounding: bytes) -> np.ndarray:
-    """``[size, target]``: what every entry contributes to every entry of the resized axis."""
-    at = np.arange(target, dtype=np.float64)
+def _coordinates(size: int, target: int, rate: Any, how: bytes) -> np.ndarray:
+    """Where the entries of a resized axis stand in the operand, in the precision of the rate."""
+    at = np.arange(target, dtype=rate.dtype)
     ways: dict[bytes, Callable[[], np.ndarray]] = {
         b"half_pixel": lambda: (at + 0.5) / rate - 0.5,
         b"pytorch_half_pixel": lambda: (at + 0.5) / rate - 0.5 if target > 1 else 0 * at,
@@ -414,7 +416,12 @@ def _weights(size: int, target: int, rate: float, mode: bytes, how: bytes, round
     }
     if how not in ways:
         raise ModelError(f"coordinates by {how!r}")
-    where = ways[how]()
+    return ways[how]()
+
+
+def _weights(size: int, target: int, rate: float, mode: bytes, how: bytes, rounding: bytes) -> np.ndarray:
+    """``[size, target]``: what every entry contributes to every entry of the resized axis."""
+    where, single = (_coordinates(size, target, number(rate), how) for number in (np.float64, np.float32))
     matrix = np.zeros((size, target))
     if mode == b"linear":
         low = np.floor(where)
@@ -422,15 +429,18 @@ def _weights(size: int, target: int, rate: float, mode: bytes, how: bytes, round
         for entry, weight in ((low, 1 - share), (low + 1, share)):
             np.add.at(matrix, (np.clip(entry, 0, size - 1).astype(int), np.arange(target)), weight)
         return matrix
-    kinds: dict[bytes, Callable[[], np.ndarray]] = {
-        b"round_prefer_floor": lambda: np.ceil(where - 0.5),
-        b"round_prefer_ceil": lambda: np.floor(where + 0.5),
-        b"floor": lambda: np.floor(where),
-        b"ceil": lambda: np.ceil(where),
+    kinds: dict[bytes, Callable[[np.ndarray], np.ndarray]] = {
+        b"round_prefer_floor": lambda at: np.ceil(at - 0.5),
+        b"round_prefer_ceil": lambda at: np.floor(at + 0.5),
+        b"floor": np.floor,
+        b"ceil": np.ceil,
     }
     if rounding not in kinds:
         raise ModelError(f"the nearest entry by {rounding!r}")
-    matrix[np.clip(kinds[rounding](), 0, size - 1).astype(int), np.arange(target)] = 1.0
+    nearest = kinds[rounding](where)
+    if (nearest != kinds[rounding](single.astype(np.float64))).any():
+        raise ModelError("a nearest entry that rounding changes")
+    matrix[np.clip(nearest, 0, size - 1).astype(int), np.arange(target)] = 1.0
     return matrix
 
 

@@ -52,6 +52,28 @@ MANY = 1 << 31
 MOST_AXES = 64
 
 
+# Attributes that say yes or no. What another number than 0 and 1 says, runtimes do not agree on.
+FLAGS = frozenset(
+    [
+        "allowzero",
+        "antialias",
+        "ceil_mode",
+        "count_include_pad",
+        "exclude_outside",
+        "interleaved",
+        "is_causal",
+        "keepdims",
+        "noop_with_empty_axes",
+        "saturate",
+        "spatial",
+        "storage_order",
+        "training_mode",
+        "transA",
+        "transB",
+    ]
+)
+
+
 @dataclass(frozen=True)
 class Context:
     """What a rule works with besides its inputs: attributes hold the defaults of the version in force."""
@@ -121,6 +143,8 @@ class Rule:
             if attribute.type != kind or attribute.ref_attr_name:
                 raise ModelError(f"the attribute {attribute.name!r} is of the wrong type")
             found[attribute.name] = onnx.helper.get_attribute_value(attribute)
+            if attribute.name in FLAGS and found[attribute.name] not in (0, 1):
+                raise ModelError(f"the attribute {attribute.name!r} is neither 0 nor 1")
         missing = [name for name, entry in schema.attributes.items() if entry.required and name not in found]
         if missing:
             raise ModelError(f"the attribute {missing[0]!r} is missing")
@@ -428,7 +452,7 @@ def _gemm(context: Context, a: Value, b: Value, c: Value = None) -> Value:
     return g.sum_of(y, g.scale(c, beta)) if isinstance(c, int) else g.scale(y, 1.0, beta * real(c))
 
 
-@rule("Einsum", versions=(12,), inputs=(1, 2), attributes={"equation": STRING})
+@rule("Einsum", versions=(12,), inputs=(1, 26), attributes={"equation": STRING})
 def _einsum(context: Context, *operands: Value) -> Value:
     """Transposes and sums bring any two-operand einsum into the form of a batched matrix product."""
     g = context.graph
@@ -467,7 +491,7 @@ def _einsum_terms(text: str, shapes: list[Shape]) -> tuple[list[str], str]:
     left, arrow, result = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes) or len(terms) > 2:
-        raise ModelError(f"einsum {text!r} with {len(shapes)} operands; one or two are supported")
+        raise ModelError(f"einsum {text!r} with {len(shapes)} operands; write it as several of two")
     letters = "".join((*terms, result)).replace("...", "")
     if not all(c.isascii() and c.isalpha() for c in letters):
         raise ModelError(f"einsum {text!r}: only letters and ellipses are supported")

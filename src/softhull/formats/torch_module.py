@@ -63,9 +63,23 @@ def _try(module: torch.nn.Module, listed: tuple[Any, ...], named: dict[str, Any]
         with torch.no_grad():
             module(*listed, **named)
     except Exception as error:
-        tensor = "" if any(isinstance(part, Tensor) for part in given) else "; give a tensor (torch.as_tensor)"
+        advice = "" if any(isinstance(part, Tensor) for part in given) else "; give a tensor (torch.as_tensor)"
+        if len(given) == 1 and _takes_channels_first(module, given[0]):
+            advice = "; its axes are in another order: give x.permute(0, 3, 1, 2)"
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"{name} does not take the example {shapes}, batch dimension first: {line}{tensor}") from None
+        raise ModelError(f"{name} does not take the example {shapes}, batch dimension first: {line}{advice}") from None
+
+
+def _takes_channels_first(module: torch.nn.Module, example: Any) -> bool:
+    """Whether a module takes images whose channels came last."""
+    if not isinstance(example, Tensor) or example.ndim != 4:
+        return False
+    try:
+        with torch.no_grad():
+            module(example.permute(0, 3, 1, 2))
+    except Exception:
+        return False
+    return True
 
 
 def open_network(network: Any, x: Any, single: bool = False) -> Any:

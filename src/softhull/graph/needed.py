@@ -2,8 +2,9 @@
 
 A network that classifies its class token needs one query, and one row of its last MLP, not all of them. What is asked
 of a value is one set of positions per axis; every operator says what it asks of its inputs in turn, so that slices and
-gathers move up to where their input is computed. What is left has the values that it had before: nothing is multiplied
-or added up, rows and columns are left out.
+gathers move up to where their input is computed. Keys that a mask of -inf hides from every query that is asked for have
+probability 0: neither they nor their values are computed. What is left has the values that it had before: nothing is
+multiplied or added up, rows and columns are left out.
 """
 
 from __future__ import annotations
@@ -58,12 +59,15 @@ def only_needed(graph: Graph) -> Graph:
     last = len(graph.nodes) - 1
     asked: dict[int, list[Part]] = {last: [whole(graph.output_shape)]}
     pieces: dict[int, list[Piece]] = {}
+    support = _support(graph)
     for index in range(last, -1, -1):
         node = graph.nodes[index]
         shapes = tuple(graph.shape_of(i) for i in node.inputs)
         pieces[index] = []
         for part in _apart(asked.get(index, []), isinstance(node.operator, Affine)):
             piece = restrict(node.operator, part, node.shape, *shapes)
+            if isinstance(node.operator, MatMul):
+                piece = _without_zeros(piece, *(support.get(i) for i in node.inputs))
             pieces[index].append(piece)
             for i, need in zip(node.inputs, piece.needs):
                 asked.setdefault(i, []).append(need)
@@ -76,6 +80,38 @@ def only_needed(graph: Graph) -> Graph:
             inputs = [builder.pick(at[i], need) for i, need in zip(node.inputs, piece.needs)]
             at[index].append((piece.part, piece.build(builder, *inputs)))
     return builder.finish(at[last][0][1])
+
+
+def _support(graph: Graph) -> dict[int, Tensor]:
+    """Where probabilities may be other than 0, for those that a mask of -inf makes 0 somewhere, wherever they move."""
+    found: dict[int, Tensor] = {}
+    for index, node in enumerate(graph.nodes):
+        operator = node.operator
+        if isinstance(operator, Softmax) and operator.mask is not None and bool(operator.mask.isneginf().any()):
+            seen = ~operator.mask.isneginf().expand(node.shape)
+            found[index] = seen | ~seen.any(operator.axis, keepdim=True)  # a row without any is not a number
+        elif node.inputs and node.inputs[0] in found and _keeps_zeros(operator):
+            found[index] = operator.value(found[node.inputs[0]][None].to(torch.float64))[0] != 0
+    return found
+
+
+def _keeps_zeros(operator: Operator) -> bool:
+    """Whether every entry of the output is a multiple of one entry of the only input."""
+    if isinstance(operator, Scale):
+        return bool((operator.shift == 0).all())
+    return isinstance(operator, Reshape | Transpose | Slice | Gather | Expand)
+
+
+def _without_zeros(piece: Piece, left: Tensor | None, right: Tensor | None) -> Piece:
+    """A part of a matrix product without the terms of which a factor is 0, in all entries of the part."""
+    (*stacks, rows, inner), (*others, _, columns) = piece.needs
+    read = torch.ones(len(inner), dtype=torch.bool)
+    for support, need, axis in ((left, piece.needs[0], -1), (right, piece.needs[1], -2)):
+        if support is not None:
+            read &= _of(support, need).movedim(axis, 0).flatten(1).any(1)
+    kept = tuple(k for k, there in zip(inner, read.tolist()) if there) or inner[:1]
+    first, second = (*stacks, rows, kept), (*others, kept, columns)
+    return _simple(MatMul(_shape(first), _shape(second)), piece.part, first, second)
 
 
 def whole(shape: Shape) -> Part:
@@ -303,9 +339,15 @@ def _shape(part: Part) -> Shape:
 
 @restrict.register
 def _(operator: Softmax, part: Part, shape: Shape, *shapes: Shape) -> Piece:
-    rows = _along_all(part, shape, (operator.axis,))
-    mask = None if operator.mask is None else _of(operator.mask, rows)
-    return _simple(replace(operator, mask=mask), rows, rows)
+    axis, rows = operator.axis, _along_all(part, shape, (operator.axis,))
+    if operator.mask is None:
+        return _simple(operator, rows, rows)
+    shut = _of(operator.mask, rows).isneginf().expand(_shape(rows)).movedim(axis, 0).flatten(1)
+    seen = tuple((~shut.all(1)).nonzero()[:, 0].tolist())
+    if not bool(shut.all(0).any()) and {*part[axis]} <= {*seen}:  # the others are 0, and nobody asks for them
+        rows = (*rows[:axis], seen, *rows[axis + 1 :])
+    mask = _of(operator.mask, rows)
+    return _simple(replace(operator, mask=mask) if bool((mask < 0).any()) else Softmax(axis), rows, rows)
 
 
 @restrict.register

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..graph.broadcast import broadcast
+from ..graph.broadcast import align, broadcast
 from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
-from ..graph.rounding import largest
+from ..graph.rounding import largest, share
 from .free import Free
 from .structure import pieces, positions
 
@@ -69,10 +69,14 @@ def _keep_one(
     groups = math.prod(leading[:-1])
     lower, upper = (end.reshape(-1, groups, leading[-1], inner_size) for end in (lower, upper))
     rows = (C.mT if flipped else C).reshape(*C.shape[:2], groups, leading[-1], -1)
+    seen = torch.ones(1, 1, inner_size, dtype=torch.bool, device=lower.device)
+    if (masked := bounds.structure.masked(kept)) is not None:
+        seen = ~(masked.mT if flipped else masked).reshape(groups, leading[-1], inner_size)
+        lower, upper = lower * seen, upper * seen
     reference = _reference(lower, upper) if simplex else None
 
     def bound_rows() -> Interval | None:
-        return _bound_rows(bounds, inner, rows, inner_size, reference, flipped)
+        return _bound_rows(bounds, inner, rows, seen, reference, flipped)
 
     found = bound_rows() if free is None or rows.requires_grad else free.remember(index, "rows", bound_rows)
     if found is None:
@@ -90,11 +94,33 @@ def _keep_one(
         lines = rows.detach().abs() @ sizes.mT  # the size of every inner line combined by every row
         cost = bounds.share(leading[-1] + inner_size)
         constant = constant - cost * _bounded_sum(weights, lines)
+    if masked is not None:
+        on_kept = on_kept * seen
+        constant = constant - cost_of_masked(bounds, index, int(flipped), C)
     S, B = on_kept.shape[:2]
     back_kept = on_kept.reshape(S, B, *leading, inner_size)
     back_inner = (on_rows.mT @ rows).reshape(S, B, *leading[:-1], inner_size, -1)
     pair = (back_inner.mT, back_kept.mT) if flipped else (back_kept, back_inner)
     return pair, constant, None
+
+
+def cost_of_masked(bounds: LinearBounds, index: int, side: int, C: Tensor) -> Tensor:
+    """What leaving out the masked probabilities of one side costs ``<C, product>`` at most, ``[S, B]``.
+
+    Those of a row together, t, meet lines of at most s: without them the product misses ``t s``, and another ``t s``
+    where the rest of the row is taken to add up to one.
+    """
+    operator, inputs = bounds.graph.nodes[index].operator, bounds.graph.nodes[index].inputs
+    assert isinstance(operator, MatMul)
+    masked = bounds.structure.masked(inputs[side])
+    assert masked is not None
+    rank = max(len(operator.left), len(operator.right))
+    sizes, masked = [align(bounds.sizes(i), rank, 1) for i in inputs], align(masked[None], rank, 1)
+    total = (sizes[side] * masked).sum(-1 - side, keepdim=True)
+    most = sizes[1 - side].amax(side - 2, keepdim=True)
+    lost = total @ most if side == 0 else most @ total
+    lost = torch.where(total == 0, 0.0, lost)  # whatever the lines are, also where they are unbounded
+    return bounds.charge(C, 2 * lost * (1 + share(masked.shape[-1 - side] + 8, lost.dtype)))
 
 
 def _keep_neither(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> Found | None:
@@ -174,48 +200,55 @@ def _reference(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _bound_rows(
-    bounds: LinearBounds, inner: int, rows: Tensor, inner_size: int, reference: Tensor | None, flipped: bool
+    bounds: LinearBounds, inner: int, rows: Tensor, seen: Tensor, reference: Tensor | None, flipped: bool
 ) -> Interval | None:
     """Bounds ``[S, B, groups, rows, inner_size]`` on what every row of coefficients makes of every inner line.
 
-    Rows of zeros cost nothing and equal rows are bounded once. With reference weights it is the difference to the
-    weighted mean of the lines that is bounded.
+    Rows of zeros cost nothing, equal rows are bounded once, and lines that a row does not see, by
+    ``seen [groups or 1, rows or 1, inner_size]``, are 0. With reference weights it is the difference to the weighted
+    mean of the lines that is bounded.
     """
+    inner_size = seen.shape[-1]
     S, _, groups, count, width = rows.shape
-    used = (rows != 0).any(1).any(-1)
-    where = used.nonzero()
-    picked = rows.permute(0, 2, 3, 1, 4)[used]  # [N, B or 1, width]
+    where = (rows != 0).any(1).any(-1).nonzero()
+    picked = rows.permute(0, 2, 3, 1, 4)[tuple(where.T)]  # [N, B or 1, width]
     group, line = where[:, 1], where[:, 2]
     repeated = positions(where)
+    met = seen.expand(groups, count, inner_size)[group, line]  # [N, lines]
     if picked.shape[1] == 1 and reference is None and not picked.requires_grad:
         tagged = torch.cat((group[:, None].to(picked), picked[:, 0]), 1)
         distinct, repeated = torch.unique(tagged, dim=0, return_inverse=True)
         group, picked = distinct[:, 0].long(), distinct[:, None, 1:]
-    if len(group) * inner_size > bounds.method.contract_limit:
+        met = torch.zeros(len(group), inner_size, device=met.device).index_add(0, repeated, met.float()) > 0
+    number, inner_line = met.nonzero(as_tuple=True)
+    if len(number) > bounds.method.contract_limit:
         return None
-    if not bounds.remembers(inner, len(group) * inner_size):
+    if not bounds.remembers(inner, len(number)):
         picked = picked.detach()  # the bounds stay true; only their part in the gradient is left out
-    unit = torch.eye(inner_size, dtype=rows.dtype, device=rows.device)[:, None, None]
+    unit = torch.eye(inner_size, dtype=rows.dtype, device=rows.device)[:, None]
     ends: list[Interval] = []
-    for part in pieces(positions(group), max(1, bounds.chunk(inner) // inner_size)):
+    for part in pieces(positions(number), bounds.chunk(inner)):
         bounds.check_time()
-        weights = unit  # [lines, N, B or 1, lines]: which lines enter
+        row = number[part]
+        weights = unit[inner_line[part]]  # [pairs, B or 1, lines]: which lines enter
         if reference is not None:
-            weights = weights - reference[:, group[part], line[part]].transpose(0, 1)
-        block = weights[..., None] * picked[part][:, :, None]
-        spread = block.new_zeros(*block.shape[:3], groups, inner_size, width)
-        spread[:, positions(part), :, group[part]] = block.transpose(0, 1)
-        ends.append(_bound_spread(bounds, inner, spread, flipped))
+            weights = weights - reference[:, group[row], line[row]].transpose(0, 1)
+        block = weights[..., None] * picked[row][:, :, None]
+        spread = block.new_zeros(*block.shape[:2], groups, inner_size, width)
+        spread[positions(part), :, group[row]] = block
+        ends.append(_bound_spread(bounds, inner, spread[None], flipped))
     if not ends:
         nothing = rows.new_zeros(S, bounds.size, groups, count, inner_size)
         return nothing, nothing
 
-    def gathered(found: Tensor) -> Tensor:
+    def gathered(found: list[Tensor]) -> Tensor:
+        table = rows.new_zeros(len(group), inner_size, bounds.size)
+        table = table.index_put((number, inner_line), torch.cat(found, 1)[0])
         full = rows.new_zeros(S, groups, count, inner_size, bounds.size)
-        full = full.index_put((where[:, 0], where[:, 1], where[:, 2]), found[:, repeated].transpose(0, 1))
+        full = full.index_put((where[:, 0], where[:, 1], where[:, 2]), table[repeated])
         return full.permute(0, 4, 1, 2, 3)
 
-    return gathered(torch.cat([low for low, _ in ends], 1)), gathered(torch.cat([high for _, high in ends], 1))
+    return gathered([low for low, _ in ends]), gathered([high for _, high in ends])
 
 
 def _bound_combinations(

@@ -10,8 +10,16 @@ from ..bounds.table import find_bound
 from ..errors import InvalidInput
 
 
+class Settings:
+    """What all methods share."""
+
+    def branching(self, seconds: float) -> Branch | None:
+        """The method that cuts into cells what this one leaves undecided; None: it has said all it can."""
+        return None
+
+
 @dataclass(frozen=True)
-class Linear:
+class Linear(Settings):
     """Linear bounds propagated backward, with everything this library knows about attention.
 
     Args:
@@ -52,12 +60,16 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Paper:
+class Paper(Settings):
     """DeepPoly as Wei et al. (2023) ran it for their attention tables.
 
     Box bounds of every node, concretised at every node on the way back with the best kept; logit differences by box
     subtraction; tangent planes at the midpoint of the logit box, for two tokens in the form for more than two; one
     fixed pair of planes per product. Rounded to nearest, as there.
+
+    Args:
+        bound: The softmax planes.
+        rounding: As for ``Linear``; ``"nearest"`` proves nothing about the real-valued network.
     """
 
     bound: str = "lse*"
@@ -79,12 +91,16 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class SecondOrder:
+class SecondOrder(Settings):
     """Linear bounds without contracted products, then all products of a specification in one quadratic of the noise.
 
-    ``bound`` names the softmax planes; ``steps`` is the most factorisations spent on one specification; ``row_fit``
-    replaces the planes of attention rows by quadratics where everything else fails. Networks without products of
-    variable tensors have nothing of second order and are bounded by ``Linear``.
+    Networks without products of variable tensors have nothing of second order and are bounded by ``Linear``.
+
+    Args:
+        bound: The softmax planes.
+        steps: At most so many factorisations for one specification.
+        row_fit: Replace the planes of attention rows by quadratics where everything else fails.
+        rounding: As for ``Linear``.
     """
 
     bound: str = "hull"
@@ -105,11 +121,15 @@ class SecondOrder:
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(Settings):
     """Whatever proves an instance first: linear bounds, attack, second order, gradient steps on linear bounds.
 
-    ``optimize`` is the number of gradient steps, spent only where second order does not apply or gains nothing. What is
-    open then is cut into cells for ``branch`` seconds an instance; without any, for as long as a time limit allows.
+    Args:
+        bound: The softmax planes.
+        optimize: Gradient steps, spent only where second order does not apply or gains nothing.
+        rounding: As for ``Linear``.
+        branch: Seconds per instance for cutting what is still undecided into cells; with 0, as long as a time limit
+            allows.
     """
 
     bound: str = "hull"
@@ -139,13 +159,20 @@ class Auto:
 
 
 @dataclass(frozen=True)
-class Branch:
+class Branch(Settings):
     """Branch and bound: regions are cut into cells, the worst first, until all of them are proved.
 
-    ``inner`` goes first, and only what it leaves undecided is cut. ``seconds`` of CPU time and ``nodes`` limit one
-    instance, ``memory`` the bytes that open cells keep to start from. ``tries`` cuts of a cell are tried before one is
-    taken; ``cells`` are bounded together. A score is bounded to the end when its bound is within ``tolerance`` of the
-    attack. Nothing random decides where to cut: ``seed`` is that of the attacks from the minimisers of open cells.
+    Nothing random decides where to cut.
+
+    Args:
+        inner: The method that goes first; only what it leaves undecided is cut.
+        seconds: CPU seconds for one instance.
+        nodes: At most so many cells for one instance.
+        memory: Bytes that undecided cells may keep to start from.
+        tolerance: A score is finished when its bound is this close to the attack.
+        tries: How many cuts of a cell are tried before one is taken.
+        cells: How many cells are bounded together.
+        seed: Of the attacks from the points where undecided cells are worst.
     """
 
     inner: Auto | Linear | SecondOrder = Auto()

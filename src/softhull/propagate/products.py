@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..graph.operator import Bilinear
+from ..graph.operator import Bilinear, Interval
+from ..graph.ops.matmul import MatMul
 from ..graph.rounding import largest
 from . import contraction
 from .free import Free
@@ -42,9 +43,28 @@ def _(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, contract:
 
 
 def _term_by_term(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> Backs:
+    """Masked probabilities are left out, for what they may cost, so that nothing behind a mask is walked."""
+    node = bounds.graph.nodes[index]
+    intervals = [bounds.interval(i) for i in node.inputs]
+    shut = [bounds.structure.masked(i) if isinstance(operator, MatMul) else None for i in node.inputs]
+    for side, masked in enumerate(shut):
+        if masked is not None:
+            lower, upper = intervals[side]
+            intervals[side] = lower * ~masked, upper * ~masked
+    backs, constant = _planes(operator, bounds, index, C, free, *intervals)
+    for side, masked in enumerate(shut):
+        if masked is not None:
+            backs = tuple(back * ~masked if i == side else back for i, back in enumerate(backs))
+            constant = constant - contraction.cost_of_masked(bounds, index, side, C)
+    return backs, constant
+
+
+def _planes(
+    operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, free: Free | None, x: Interval, y: Interval
+) -> Backs:
     """One pair of McCormick planes per scalar product, mixed per output entry and shared along the inner dimension."""
     node = bounds.graph.nodes[index]
-    (lx, ux), (ly, uy) = (bounds.interval(i) for i in node.inputs)
+    (lx, ux), (ly, uy) = x, y
 
     def pull(coefficients: Tensor, side: int, other: Tensor) -> Tensor:
         return operator.contract(coefficients, side, other.unsqueeze(0))

@@ -74,6 +74,16 @@ class Structure:
         lines = row_of[self.order(index)].reshape(self.graph.shape_of(index)).movedim(axis, -1)
         return lines.shape[-1] == rows.shape[-1] and bool((lines == lines[..., :1]).all())
 
+    def masked(self, index: int) -> Tensor | None:
+        """Where a node, in its shape, holds probabilities of masked logits; None where it holds none."""
+        source = self.source(index)
+        if source < 0 or not isinstance(operator := self.graph.nodes[source].operator, Softmax):
+            return None
+        if operator.masked is None:
+            return None
+        flat = operator.masked.expand(self.graph.nodes[source].shape).flatten()
+        return flat[self.order(index).to(flat.device)].reshape(self.graph.shape_of(index))
+
     def _permutation(self, index: int) -> Tensor | None:
         """The order in which a node repeats the entries of its input, or None when it does anything else."""
         node = self.graph.nodes[index]

@@ -44,6 +44,28 @@ def metrics_table(radii: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+_SAMPLE = {
+    "index": "input",
+    "label": "label",
+    "predicted": "predicted",
+    "verdict": "verdict",
+    "probability_least": "label's probability\nat least",
+    "confidence_least": "confidence\nat least",
+    "confidence_most": "confidence\nat most",
+    "brier_most": "Brier score\nat most",
+}
+
+
+def sample_table(radius: Mapping[str, Any]) -> Table:
+    """One line per sample: what holds for it within one radius."""
+    table = _table(f"samples, radius {radius['eps']:g}", ())
+    for name, heading in _SAMPLE.items():
+        table.add_column(heading, justify="left" if name == "verdict" else "right", no_wrap=True)
+    for row in radius["instances"]:
+        table.add_row(*(_cell(row[name]) if isinstance(row[name], float) else str(row[name]) for name in _SAMPLE))
+    return table
+
+
 def conformal_table(radii: Sequence[Mapping[str, Any]]) -> Table:
     """One line per radius, score and way of being robust."""
     first = radii[0]

@@ -38,7 +38,7 @@ class Question(ABC):
     def ask(
         self, task: Task, networks: Sequence[Any], x: np.ndarray, labels: np.ndarray, options: dict[str, Any]
     ) -> list[Answer]:
-        """One answer per instance, without their cost; ``options``: budget, device."""
+        """One answer per instance, with what is known of its cost; ``options``: budget, device."""
 
     def find(self, method: str) -> Any:
         """The settings of a method by its name; InvalidInput when it does not answer this question."""
@@ -109,7 +109,8 @@ class Robustness(Question):
         )
         _whole(result)
         return [
-            Answer(r.verdict.value, r.bound, r.attack, None, r.message, r.counterexample, **_classes(r)) for r in result
+            Answer(r.verdict.value, r.bound, r.attack, None, r.message, r.counterexample, **_of_record(r))
+            for r in result
         ]
 
 
@@ -149,7 +150,7 @@ class Uncertainty(Question):
         result = self._called(task, networks, x, labels, options)
         _whole(result)
         return [
-            Answer(r.verdict, r.bound, r.attack, r.clean, r.message, r.worst_input, **_classes(r))
+            Answer(r.verdict, r.bound, r.attack, r.clean, r.message, r.worst_input, **_of_record(r))
             for r in result.records
         ]
 
@@ -204,8 +205,9 @@ def find_question(name: str) -> Question:
     return QUESTIONS[name]
 
 
-def _classes(record: Any) -> dict[str, Any]:
-    return {"predicted": record.predicted, "new_class": record.new_class}
+def _of_record(record: Any) -> dict[str, Any]:
+    """What answers take over from the records of all questions."""
+    return {name: getattr(record, name) for name in ("predicted", "new_class", "cpu_seconds", "seconds")}
 
 
 def _whole(result: Any) -> None:

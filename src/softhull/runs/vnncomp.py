@@ -7,14 +7,16 @@ import gzip
 import re
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InvalidInput, SofthullError
+from ..workers import Done, Workers
 
 if TYPE_CHECKING:
     from ..formats.network import Network
@@ -86,7 +88,8 @@ def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: i
     network, specification = _load(onnx), load_vnnlib(vnnlib)
     prepared = time.monotonic()
     chosen: dict[str, Any] = {} if method is None else {"method": method}
-    found = verify_specification(network, specification, timeout=timeout, seed=seed, device=device, **chosen)
+    left = max(0.0, timeout - (prepared - began))
+    found = verify_specification(network, specification, timeout=left, seed=seed, device=device, **chosen)
     result, witness, message = found.verdict, "", found.message
     if found.witness is not None:
         witness = write_witness(found.witness, network, specification)
@@ -104,6 +107,45 @@ def decide_safely(instance: Instance, method: str | None, device: str = "cpu") -
     except (SofthullError, RuntimeError, MemoryError, ValueError, OSError) as problem:
         line = " ".join(str(problem).split()) or type(problem).__name__
         return Verdict("error", run_seconds=time.monotonic() - began, message=line)
+
+
+# How long after its limit an instance that does not end by itself is ended.
+GRACE = 1.0
+
+
+def decide_all(
+    listed: Sequence[Instance], method: str | None, device: str = "cpu", workers: int = 1, threads: int = 1
+) -> Iterator[tuple[Instance, Verdict]]:
+    """The instances of a table in order, some of them at once, each in a process that is ended when it is late."""
+    pool = Workers(min(workers, len(listed)), partial(_decider, method, device, threads))
+    waiting, answers, following = iter(enumerate(listed)), dict[int, Verdict](), 0
+    try:
+        while following < len(listed):
+            for _ in range(pool.room()):
+                if (task := next(waiting, None)) is not None:
+                    pool.submit(*task)
+            for found in pool.wait(0.1):
+                answers[found.number] = (
+                    found.answer if isinstance(found, Done) else Verdict("error", message=found.reason)
+                )
+            for number in pool.end_late(lambda number: listed[number].timeout + GRACE):
+                answers[number] = Verdict("timeout", run_seconds=listed[number].timeout + GRACE)
+            while following in answers:
+                yield listed[following], answers[following]
+                following += 1
+    finally:
+        pool.close()
+
+
+def _decider(method: str | None, device: str, threads: int) -> Callable[[Instance], Verdict]:
+    """What a process does with every instance that it is given."""
+    import torch
+
+    def run(instance: Instance) -> Verdict:
+        torch.set_num_threads(threads)
+        return decide_safely(instance, method, device)
+
+    return run
 
 
 def result_lines(category: str, answers: Iterator[tuple[Instance, Verdict]]) -> Iterator[list[str]]:

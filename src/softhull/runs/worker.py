@@ -105,14 +105,12 @@ class _Work:
             found = [Answer("error", message=_line(problem))]
         spent, cpu = time.monotonic() - began, time.process_time() - cpu
         cut = None if seconds is None or spent < seconds else self._allowed(batch, seconds)
+        from ..verify.instances import shared_costs
+
+        timed = shared_costs(dict(zip(batch.keys, found)), cpu, spent)
         return {
-            key: replace(
-                answer,
-                cpu_seconds=cpu / len(batch),
-                seconds=spent / len(batch),
-                cut_after=cut if answer.verdict in ("unknown", "bounded") else None,
-            )
-            for key, answer in zip(batch.keys, found)
+            key: replace(answer, cut_after=cut if answer.verdict in ("unknown", "bounded") else None)
+            for key, answer in timed.items()
         }
 
     def _ask(self, batch: Batch, seconds: float | None) -> Sequence[Answer]:

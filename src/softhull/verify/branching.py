@@ -15,6 +15,7 @@ from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
 from ..branch.loop import Search
 from ..branch.walk_leaves import Rows, WalkLeaves
+from ..errors import InvalidInput
 from ..graph.operator import Interval
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Branch
@@ -27,10 +28,12 @@ from .engine import Work, stages
 from .ensemble import Layered
 from .margins import Margins
 from .problem import Solution
-from .programs import Programs
+from .programs import Members, Programs, taken
 from .score_claims import ScoreClaims
 from .walks import linear_walks, networks_of, second_order
 
+# What excludes a row that cells inside the network prove.
+CUT = "cuts"
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
 # Cells are boxes of inputs where there are at most so many.
@@ -90,6 +93,7 @@ class _Cutting:
                 self._keep(search, problem, [int(row[group, instance]) for group in groups])
                 if search.bound(problem) > 0:
                     self.found.cuts[instance] = search.roots[problem].cuts()
+            self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
 
@@ -120,6 +124,9 @@ class _Cutting:
         finally:
             for problem, s in enumerate(row.tolist()):
                 self._keep(search, problem, [s])
+                if search.bound(problem) > 0:
+                    self.found.proved_by.setdefault((s, search.owner[problem]), CUT)
+            self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
@@ -129,6 +136,8 @@ class _Cutting:
         known = self.found.bounds[rows, instance]
         self.found.bounds[rows, instance] = known.clamp(min=search.bound(problem))
         self.found.notes[instance] = search.described(instance)
+        if self.effort.proofs and search.roots:
+            self.found.grown[instance] = search.grown(instance)
 
     def _challenge(
         self, search: Search, groups: Sequence[Sequence[int]]
@@ -159,6 +168,15 @@ class Cells:
     method: Branch
     softmax: SoftmaxBounds
     outward: bool = True
+
+
+@taken.register(Branch)
+def _(method: Branch, given: Members) -> tuple[Layered, Cells]:
+    if given.separate:
+        raise InvalidInput("method 'branch' bounds all networks over one input; leave separate out")
+    if given.device.type != "cpu":
+        raise InvalidInput("method 'branch' bounds scores on the CPU; leave device out")
+    return given.layered(), Cells(method, given.softmax, given.outward)
 
 
 @stages.register(Cells)
@@ -201,6 +219,7 @@ class _Pieces:
         target = (-goal)[self.instance].tolist()
         search = Search(bounds, self.method, target, self.instance.tolist(), self.deadline)
         search.run()
+        found.spent.charge(search.spent())
         if search.interrupted:
             found.notes |= dict.fromkeys(self.instance.tolist(), "interrupted")
         for problem, (piece, instance) in enumerate(zip(self.piece.tolist(), self.instance.tolist())):

@@ -241,6 +241,8 @@ def worst_reliability(options: Options, edges: np.ndarray) -> float:
 
 def auroc(inside: np.ndarray, outside: np.ndarray) -> Fraction:
     """The share of pairs in which the first is larger, ties counting half: the area under the ROC curve, exactly."""
+    if not (len(inside) and len(outside)):
+        raise InvalidInput("AUROC compares two groups of samples; one of them is empty")
     ranked = np.sort(outside)
     below = np.searchsorted(ranked, inside, side="left")
     not_above = np.searchsorted(ranked, inside, side="right")

@@ -28,6 +28,7 @@ from ..regions import Alternatives, AnyPerturbation, Perturbation, as_perturbati
 from .ranges import RangeFinder, Ranges
 from .uncertainty import BATCH, Networks, open_networks
 
+SCHEMA = "softhull-conformal-1"  # docs/conformal.schema.json
 SCORES = ("lac", "aps", "raps")
 Interval = tuple[np.ndarray, np.ndarray]
 _UNIT = ulps(1, torch.float64)
@@ -35,7 +36,13 @@ _UNIT = ulps(1, torch.float64)
 
 @dataclass(frozen=True)
 class ConformalScore:
-    """A score of labels by its name, and the settings of ``raps``."""
+    """A score of labels by its name, and the settings of ``raps``.
+
+    Args:
+        name: ``"lac"``, ``"aps"`` or ``"raps"``.
+        penalty: What ``raps`` adds for every rank beyond the free ones.
+        free_ranks: How many of the most probable labels ``raps`` does not penalise.
+    """
 
     name: str = "lac"
     penalty: float = 0.01

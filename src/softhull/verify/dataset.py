@@ -44,10 +44,10 @@ from .calibration import (
 from .instances import Progress, answer_all
 from .methods import RANGES, find_method
 from .ranges import ARRAYS, RangeFinder, Ranges, Samples, join_ranges
-from .result import SCHEMA
 from .scores import NegativeLogLikelihood
 from .uncertainty import BATCH, Networks, open_networks
 
+SCHEMA = "softhull-dataset-1"  # docs/dataset.schema.json
 Triple = dict[str, float]  # clean, attack, certified
 
 
@@ -188,6 +188,32 @@ class DatasetReport:
         attack = auroc(self.visits.sure[:, 0], outside.visits.sure[:, 1])
         return _triple(float(auroc(self.clean.max(1), outside.clean.max(1))), float(attack), least)
 
+    def instances(self, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """One dictionary per sample, numbered from 0 or by ``indices``: what holds for it whatever the perturbation.
+
+        ``verdict``: certified (it keeps the right class), bounded, or unknown where nothing was proved.
+        """
+        low, high = self.ranges.confidence
+        least = self.ranges.least[np.arange(len(self)), self.labels]
+        rows = []
+        for i in range(len(self)):
+            known = least[i] > 0 or high[i] < 1
+            verdict = "certified" if self.certified[i] else "bounded" if known else "unknown"
+            rows.append(
+                {
+                    "index": i if indices is None else indices[i],
+                    "label": int(self.labels[i]),
+                    "predicted": int(self.clean[i].argmax()),
+                    "verdict": verdict,
+                    "probability_least": float(least[i]),
+                    "confidence_least": float(low[i]),
+                    "confidence_most": float(high[i]),
+                    "brier_most": float(self.ranges.brier[i]),
+                }
+                | ({"message": self.ranges.notes[i]} if i in self.ranges.notes else {})
+            )
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
         """The whole report as plain values for JSON."""
         return {
@@ -202,6 +228,7 @@ class DatasetReport:
             "metrics": self.metrics,
             "brier_parts": self.brier_parts,
             "reliability": self.reliability(),
+            "instances": self.instances(),
             "cpu_seconds": self.cpu_seconds,
             "seconds": self.seconds,
         }

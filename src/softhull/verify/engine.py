@@ -6,7 +6,6 @@ are made of: ``walks.py``, ``programs.py``, ``branching.py``, ``enumerate.py``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from functools import singledispatch
 from typing import Any
@@ -29,7 +28,7 @@ def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
                 work.attack(work.instances)
             for stage in stages(method, work):
                 problem.claims.improve(stage, work.found)
-                work.tried(stage)
+                work.tried(", ".join(stage.ways), stage.instances)
         if passed(effort.deadline):
             work.found.stopped = why_stopped()
     except OutOfTime:
@@ -37,6 +36,7 @@ def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
     except KeyboardInterrupt:
         interrupt()
         work.found.stopped = why_stopped()
+    work.found.spent.charge(work.open())  # what was cut short, or done without a stage
     return work.found
 
 
@@ -50,7 +50,6 @@ class Work:
             self.found = problem.nothing_known()
         self.instances = positions(problem.start)  # those that a method looks at first
         self.tolerance = 0.0  # a gap of this share of a number is not worth more work
-        self._clock = time.process_time()
 
     def open(self, among: Tensor | None = None) -> Tensor:
         """The instances worth more work, all or those of a mask ``[B]``."""
@@ -66,18 +65,17 @@ class Work:
         """Attacks these instances unless time is up."""
         if len(instances) and not passed(self.effort.deadline):
             self.claims.attack(self.problem, self.effort, self.found, instances)
-            self._spent("attack", instances.tolist())
+            self.tried("attack", instances)
 
-    def tried(self, stage: Any) -> None:
-        """Writes down what a stage has come to, and what it took since the one before."""
-        self._spent(", ".join(stage.ways), stage.instances.tolist())
-
-    def _spent(self, by: str, instances: list[int]) -> None:
-        least, now = self.claims.least(self.found).tolist(), time.process_time()
-        each = (now - self._clock) / max(1, len(instances))
-        self._clock = now
-        for i in instances:
-            self.found.tried.setdefault(i, []).append(Tried(by, least[i], each))
+    def tried(self, by: str, instances: Tensor) -> None:
+        """Charges these instances for the time since the last charge, and writes down what came of it."""
+        found = self.found
+        found.spent.charge(instances)
+        least = self.claims.least(found).tolist()
+        for i in instances.tolist():
+            steps = found.tried.setdefault(i, [])
+            spent = found.spent.of(i)["cpu_seconds"] - sum(step.cpu_seconds for step in steps)
+            steps.append(Tried(by, least[i], max(0.0, spent)))
 
     def note(self, instances: Iterable[int], line: str) -> None:
         """Notes a line for these instances."""

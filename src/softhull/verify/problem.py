@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..branch.tree import Grown
 from ..graph.graph import Graph
 from ..propagate.optimize import Apart, Chosen
 from ..regions import Region
 from .ensemble import Joined, Layered
+from .times import Spent
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,14 @@ class Solution:
     notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
     cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut
     tried: dict[int, list[Tried]] = field(default_factory=dict)  # by instance: the stages that worked on it
+    grown: dict[int, Grown] = field(default_factory=dict)  # by instance: the trees of a search, where proofs are kept
     # By row and instance: what proved a row that the first linear walk did not.
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)
     # The same: what gradient steps chose for the row and, by softmax, for the logit differences before it.
     chosen: dict[tuple[int, int], tuple[Chosen, Apart]] = field(default_factory=dict)
     # What was chosen to prove bounds: tensors whose rows belong to ``instances``, and whatever else a method keeps.
     choices: list[dict[str, Any]] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)  # by instance: what it took
 
     def raise_to(self, low: Tensor, instances: Tensor) -> None:
         """Better bounds ``[S, b]`` on some of the instances; what is not a number says nothing."""

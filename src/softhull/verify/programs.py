@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..graph.graph import Graph
 from ..graph.operator import Interval
 from ..propagate.structure import positions
+from ..solve.dual import Dual
+from ..solve.layers import is_feedforward, stack_networks
 from ..solve.optimum import Optimum, trivial_bound
 from ..solve.relaxation import Relaxation, relax
-from ..solve.softmax_boxes import SoftmaxBounds
+from ..solve.softmax_boxes import SoftmaxBounds, parse_bounds
 from .engine import Work, stages
-from .ensemble import Layered
+from .ensemble import Joined, Layered
+
+
+@dataclass(frozen=True)
+class Members:
+    """Networks whose mean probabilities are asked about, and how: what a method needs to take them its own way.
+
+    ``program`` is the method for feedforward networks where the choice is not the caller's.
+    """
+
+    graphs: Sequence[Graph]
+    labels: Sequence[str]
+    bound: str
+    separate: bool
+    rounding: str
+    device: torch.device
+    program: Any = field(default_factory=Dual)
+
+    @property
+    def softmax(self) -> SoftmaxBounds:
+        """The softmax bounds asked for."""
+        return parse_bounds(self.bound)
+
+    @property
+    def outward(self) -> bool:
+        """Whether every rounding error is charged."""
+        return self.rounding == "outward"
+
+    @property
+    def feedforward(self) -> bool:
+        """Whether all networks are feedforward or convolutional, without products of variable tensors."""
+        return all(is_feedforward(graph) for graph in self.graphs)
+
+    def layered(self) -> Layered:
+        """The networks layer by layer; ModelError where one is not feedforward."""
+        return Layered(stack_networks(list(self.graphs), list(self.labels)))
+
+
+@singledispatch
+def taken(method: Any, given: Members) -> tuple[Joined | Layered, Any]:
+    """The networks as a method takes them, and the method with all its settings: by default, one convex program."""
+    return given.layered().to(given.device), Programs(method, given.softmax, given.separate, given.outward)
 
 
 @dataclass(frozen=True)

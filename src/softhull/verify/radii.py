@@ -21,17 +21,19 @@ class CertifiedRadii(np.ndarray):
 
     attacked: np.ndarray
     cap: float
+    interrupted: bool  # Ctrl-C ended the search; the radii found by then are certified
 
     @classmethod
-    def of(cls, certified: np.ndarray, attacked: np.ndarray, cap: float) -> CertifiedRadii:
+    def of(cls, certified: np.ndarray, attacked: np.ndarray, cap: float, interrupted: bool = False) -> CertifiedRadii:
         """Certified and attacked radii of the same instances."""
         found = np.asarray(certified, dtype=np.float64).view(cls)
         found.attacked, found.cap = np.asarray(attacked, dtype=np.float64), float(cap)
+        found.interrupted = interrupted
         return found
 
     def __array_finalize__(self, source: Any) -> None:
         # Parts of the array no longer match the attacked radii: nothing is said of those.
-        self.attacked, self.cap = np.full(self.shape, np.nan), np.nan
+        self.attacked, self.cap, self.interrupted = np.full(self.shape, np.nan), np.nan, False
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         plain = np.asarray(array)
@@ -98,11 +100,11 @@ class RadiusSearch:
         self.attacked = np.where(broken, np.minimum(self.attacked, here), self.attacked)
         self.survived = np.where(broken, self.survived, np.maximum(self.survived, here))
 
-    def found(self) -> CertifiedRadii:
+    def found(self, interrupted: bool = False) -> CertifiedRadii:
         """The result, NaN where the clean input is misclassified."""
         attacked = np.where(np.isfinite(self.attacked), self.attacked, np.nan)
         certified, attacked = (np.where(self.misclassified, np.nan, radii) for radii in (self.certified, attacked))
-        return CertifiedRadii.of(certified, attacked, self.cap)
+        return CertifiedRadii.of(certified, attacked, self.cap, interrupted)
 
 
 def _known(value: float) -> float | None:

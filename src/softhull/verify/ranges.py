@@ -20,7 +20,6 @@ from ..formats.network import Network
 from ..graph.graph import Graph
 from ..graph.operator import Interval
 from ..graph.rounding import share
-from ..propagate.methods import Auto
 from ..propagate.structure import pieces, positions
 from ..regions import Alternatives, Perturbation, Region
 from ..solve.dual import Dual
@@ -33,7 +32,7 @@ from .replay import contradictions
 from .score_claims import ScoreClaims
 from .scores import Brier
 from .simplex import Relaxed
-from .uncertainty import BATCH, all_feedforward, check_inputs, prepare
+from .uncertainty import BATCH, check_inputs, prepare
 
 # A range that constant bounds leave no wider than this is not worth a program of its own.
 NARROW = 1e-2
@@ -198,10 +197,8 @@ class RangeFinder:
     ) -> None:
         check_rounding(rounding)
         self.networks, self.device, self.outward = networks, device, rounding == "outward"
-        chosen = find_method(method, RANGES)
-        if isinstance(chosen, Auto) and all_feedforward(networks):
-            chosen = Dual(steps=STEPS)
-        self.bounded, self.method = prepare(networks, chosen, bound, False, rounding, device)
+        chosen, program = find_method(method, RANGES), Dual(steps=STEPS)
+        self.bounded, self.method = prepare(networks, chosen, bound, False, rounding, device, program=program)
 
     def inputs(self, x: Any, y: Any = None) -> tuple[Tensor, Tensor]:
         """Inputs ``[n, *shape]`` and labels ``[n]`` (default: 0), checked."""

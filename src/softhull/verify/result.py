@@ -14,6 +14,7 @@ import numpy as np
 from ..show import data_frame, html_table, new_axes
 
 if TYPE_CHECKING:
+    from ..branch.tree import Grown
     from ..propagate.optimize import Apart, Chosen
     from .problem import Tried
 
@@ -72,9 +73,12 @@ class Record:
     chosen: Mapping[int, tuple[Chosen, Apart]] = field(default_factory=dict, repr=False, compare=False)
     # The stages that worked on it, first to last: what was tried, the bound after it, its share of the CPU seconds.
     tried: tuple[Tried, ...] = field(default=(), repr=False, compare=False)
+    # The cells that a search made of the region and how its bound rose, where proofs are kept.
+    grown: Grown | None = field(default=None, repr=False, compare=False)
     predicted: int | None = None  # the class of the unperturbed input
     new_class: int | None = None  # the class of the counterexample, as the model file computes it
-    cpu_seconds: float = field(default=0.0, compare=False)  # an equal share of the batch
+    # What was spent on this instance; stages that work on several instances at once share their time among them.
+    cpu_seconds: float = field(default=0.0, compare=False)
     seconds: float = field(default=0.0, compare=False)
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Auto, Linear, Method
-from ..regions import AnyPerturbation, Choices, Region, as_perturbation, rounded_down
+from ..propagate.methods import Linear, Method
+from ..regions import AnyPerturbation, Region, as_perturbation, rounded_down
 from . import branching as branching  # registers the stages of its method
 from .about import describe
 from .engine import solve
@@ -175,7 +175,7 @@ def certified_radius(
         if progress is not None:
             progress(done + 1, len(rounds))
         if result.interrupted:
-            break
+            return search.found(interrupted=True)
     return search.found()
 
 
@@ -232,8 +232,7 @@ def verify_specification(
         )
     effort = replace(_effort(None, seed, memory), deadline=deadline_after(timeout))
     chosen = find_method(method)
-    if isinstance(chosen, Auto):
-        chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
+    chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
     networks = Joined((Ensemble(graph),))
     bounds: list[float] = []
     left: set[str] = set()  # what is to be said unless a counterexample is found
@@ -360,7 +359,7 @@ class _Asked:
     def answer(self, batch: Tensor) -> list[Record]:
         case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)
         effort = replace(self.effort, deadline=self.limits.for_batch(len(batch)))
-        method = Enumerate(self.method) if isinstance(region, Choices) else self.method
+        method = Enumerate(self.method) if region.finite else self.method
         solution = solve(Problem(self.networks, region, case.x[batch], margins), method, effort)
         found = [_record(case, i, place, solution, region, margins) for place, i in enumerate(batch.tolist())]
         return _replay(case, found, region, solution.worst, self.effort.seed)
@@ -386,7 +385,7 @@ def _result(asked: _Asked, workers: int | str | None, progress: Progress | None 
 def _cut_open(asked: _Asked, result: Result, workers: int | str | None, share: float) -> Result:
     """What ``auto`` leaves open is cut into cells, where seconds are set for that or a time limit leaves some."""
     left = [record.index for record in result.records if record.verdict is Verdict.UNKNOWN]
-    if not left or result.interrupted or not isinstance(asked.method, Auto) or isinstance(asked.region, Choices):
+    if not left or result.interrupted or asked.region.finite:
         return result
     limits = asked.limits
     each = max(0.0, limits.each - result.seconds / len(result.records))
@@ -402,7 +401,9 @@ def _cut_open(asked: _Asked, result: Result, workers: int | str | None, share: f
         known = records[i].bound
         if record.verdict is Verdict.UNKNOWN and known is not None:  # the better of two bounds
             record = replace(record, bound=known if record.bound is None else max(known, record.bound))
-        records[i] = record
+        before = records[i]
+        cost = {name: getattr(before, name) + getattr(record, name) for name in ("cpu_seconds", "seconds")}
+        records[i] = replace(record, **cost)
     spent = result.cpu_seconds + found.cpu_seconds, result.seconds + found.seconds
     return Result(tuple(records), *spent, found.interrupted, result.rounding)
 
@@ -423,7 +424,9 @@ def _record(case: _Case, i: int, place: int, solution: Solution, region: Region,
     best, _ = margins.best_rows(solution.bounds[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
     attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
-    known: dict[str, Any] = {"bound": bound, "attack": attack, "tried": tuple(solution.tried.get(place, ()))}
+    tried = tuple(solution.tried.get(place, ()))
+    known: dict[str, Any] = {"bound": bound, "attack": attack, "grown": solution.grown.get(place), "tried": tried}
+    known |= solution.spent.of(place)
     if bound > 0:
         rows = margins.rows[:, place]
         least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)

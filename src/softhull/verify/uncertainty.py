@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,21 +21,17 @@ from ..formats.inputs import fit_inputs, refuse_fixed_batch, warn_of_units
 from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..graph.graph import Graph
-from ..propagate.methods import Auto, Branch, Linear, SecondOrder
 from ..regions import AnyPerturbation, Region, as_perturbation
 from ..show import data_frame, html_table, new_axes
-from ..solve.dual import Dual
-from ..solve.layers import is_feedforward, stack_networks
-from ..solve.softmax_boxes import parse_bounds
+from . import branching as branching  # registers its method, and walks with it
 from .about import describe
-from .branching import Cells
 from .engine import solve
-from .ensemble import Joined, Layered, join
+from .ensemble import Joined, Layered
 from .instances import Progress, answer_all
 from .methods import SCORES, find_method
 from .names import renamed
 from .problem import Effort, Problem, Proof
-from .programs import Programs
+from .programs import Members, taken
 from .replay import contradictions
 from .result import SCHEMA, finite
 from .score_claims import ScoreClaims
@@ -67,7 +63,7 @@ class ScoreRecord:
     new_class: int | None = None  # the class of ``worst_input``
     from_store: bool = False  # read from a run store, not computed here
     proof: Proof | None = field(default=None, compare=False)  # where it was asked for
-    cpu_seconds: float = field(default=0.0, compare=False)  # an equal share of its batch
+    cpu_seconds: float = field(default=0.0, compare=False)  # as in ``Record``
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -284,6 +280,7 @@ class _Asked:
                 predicted=int(own[i].argmax()),
                 new_class=int(at[i].argmax()),
                 proof=found.proof(i) if self.proofs else None,
+                **found.spent.of(i),
             )
             for i, index in enumerate(batch.tolist())
         ]
@@ -309,39 +306,21 @@ def _badness(bounded: Joined | Layered, score: Score, label: Tensor, x: Tensor) 
     return score.badness(bounded.probabilities(x), label)
 
 
-def all_feedforward(networks: Sequence[Network | Graph]) -> bool:
-    """Whether all networks are feedforward or convolutional, without products of variable tensors."""
-    return all(is_feedforward(network.graph if isinstance(network, Network) else network) for network in networks)
-
-
 def prepare(
-    networks: Sequence[Network | Graph], method: Any, bound: str, separate: bool, rounding: str, device: torch.device
+    networks: Sequence[Network | Graph],
+    method: Any,
+    bound: str,
+    separate: bool,
+    rounding: str,
+    device: torch.device,
+    **more: Any,
 ) -> tuple[Joined | Layered, Any]:
-    """The networks as convex programs or walks take them, and the method with all its settings.
-
-    ``Auto`` leaves only networks that are not feedforward to walks.
-    """
+    """The networks as convex programs or walks take them, and the method with all its settings."""
     if not networks:
         raise ModelError("an ensemble needs at least one network")
     labels = [n.path if isinstance(n, Network) else f"network {i}" for i, n in enumerate(networks)]
     graphs = [(n.graph if isinstance(n, Network) else n).to(torch.float64) for n in networks]
-    softmax, outward = parse_bounds(bound), rounding == "outward"
-    if isinstance(method, Branch):
-        if separate:
-            raise InvalidInput("method 'branch' bounds all networks over one input; leave separate out")
-        if device.type != "cpu":
-            raise InvalidInput("method 'branch' bounds scores on the CPU; leave device out")
-        return Layered(stack_networks(graphs, labels)), Cells(method, softmax, outward)
-    if isinstance(method, Auto) and all_feedforward(networks):
-        method = Dual()
-    if not isinstance(method, Linear | SecondOrder | Auto):
-        return Layered(stack_networks(graphs, labels)).to(device), Programs(method, softmax, separate, outward)
-    if bound != "all":
-        if softmax.lower != softmax.upper:
-            raise InvalidInput(f"bound {bound!r}: networks with attention take one bound for both sides, such as hull")
-        method = replace(method, bound=softmax.lower[0])
-    whole = join(graphs, labels)
-    return Joined(whole.alone if separate else (whole,)).to(device), replace(method, rounding=rounding)
+    return taken(method, Members(graphs, labels, bound, separate, rounding, device, **more))
 
 
 def check_inputs(x: Any, y: Any, classes: int, networks: Sequence[Network | Graph]) -> tuple[Tensor, Tensor]:

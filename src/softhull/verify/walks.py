@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from ..errors import SofthullError
+from ..errors import InvalidInput, SofthullError
 from ..graph.operator import Bilinear, Elementwise, Interval
 from ..graph.ops.normalize import Normalized
 from ..graph.ops.softmax import Softmax
@@ -33,7 +33,8 @@ from ..propagate.second_order.specification import SecondOrderBounds, bound_quad
 from ..propagate.second_order.sums import sum_of
 from ..propagate.structure import pieces, positions
 from .engine import Work, stages
-from .ensemble import Ensemble, Joined
+from .ensemble import Ensemble, Joined, Layered, join
+from .programs import Members, taken
 from .simplex import MeanProbabilities
 
 if TYPE_CHECKING:
@@ -94,6 +95,26 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     if method.optimize:
         stayed = ~(work.claims.least(work.found) > before)
         yield from by_gradient(work, method.linear, None, stayed if moving is None else stayed & moving)
+
+
+@taken.register(Linear)
+@taken.register(SecondOrder)
+def _as_walks(method: Linear | SecondOrder | Auto, given: Members) -> tuple[Joined, Any]:
+    """One graph of all networks, or one each where they are separate."""
+    if given.bound != "all":
+        if given.softmax.lower != given.softmax.upper:
+            line = f"bound {given.bound!r}: networks with attention take one bound for both sides, such as hull"
+            raise InvalidInput(line)
+        method = replace(method, bound=given.softmax.lower[0])
+    whole = join(given.graphs, given.labels)
+    networks = Joined(whole.alone if given.separate else (whole,))
+    return networks.to(given.device), replace(method, rounding=given.rounding)
+
+
+@taken.register(Auto)
+def _(method: Auto, given: Members) -> tuple[Joined | Layered, Any]:
+    """Only networks that are not feedforward are left to walks."""
+    return taken(given.program, given) if given.feedforward else _as_walks(method, given)
 
 
 def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:

@@ -26,10 +26,25 @@ from softhull.checker import (
     ranges,
     replay,
     scores,
-    softmax,
+    softmax_planes,
+    tree,
 )
 
-MODULES = (balls, cells, check, curves, forms, network, operators, quadratic, ranges, replay, scores, softmax)
+MODULES = (
+    balls,
+    cells,
+    check,
+    curves,
+    forms,
+    network,
+    operators,
+    quadratic,
+    ranges,
+    replay,
+    scores,
+    softmax_planes,
+    tree,
+)
 
 
 @dataclass(frozen=True)
@@ -110,9 +125,9 @@ PLANTED = [
       "arb(float(proved.lower[row]))", ("shared", "weighted")),
     P("what pairs leave forgotten", K, "_paired", "constant = -(times(missed, matrix(Y[:, None]))[:, 0] * X).sum()",
       "constant = ZERO", ("product", "shared", "weighted")),
-    P("lower plane by 1e-6", softmax, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta",
+    P("lower plane by 1e-6", softmax_planes, "lower_plane", "constant = delta", "constant = arb(1e-6) + delta",
       ("attention", "old")),
-    P("upper plane by 1e-6", softmax, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)",
+    P("upper plane by 1e-6", softmax_planes, "upper_plane", "offset - entropy", "offset - entropy - arb(1e-6)",
       ("attention", "old")),
     P("a difference and its negative", K, "learn_differences", "-np.inf), -high)", "-np.inf), low)", ("twins", "old")),
     P("nothing is rounded outward", balls, "outward",
@@ -130,12 +145,25 @@ PLANTED = [
     P("the origin of a fit forgotten", K, "_fitted", " + (pull * origin[r]).sum()", "", ("attention", "weighted")),
     P("the sum for the mean", scores, "proved_of_mean", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
       ("ensemble",)),
+    # Cells
+    P("cells that do not cover", tree, "cells_of", "if waiting:", "if False:", ("relu", "attention")),
+    P("below twice", tree, "halves", "for sign in (1, -1)", "for sign in (1, 1)", ("affine", "relu", "residual")),
+    P("the other side of a cut", K, "lower_bounds", "cut.view, cut.sign * share", "cut.view, -cut.sign * share",
+      ("affine", "relu", "residual")),
+    P("where a cut is forgotten", K, "lower_bounds", " - cut.sign * share * arb(cut.value)", "",
+      ("affine", "relu", "residual")),
+    P("multipliers of any sign", K, "lower_bounds", "len(self.cuts), low=0.0", "len(self.cuts)", ("relu", "attention")),
+    P("what a cell learns leaves it", K, "within", "{i: dict(known) for i, known in self._apart.items()}",
+      "self._apart", ("relu", "attention")),
+    P("ranges of a cell leave it", K, "within", "(low.copy(), high.copy())", "(low, high)", ("relu", "curved")),
     # Operators that are made of others, masks, ranges of probabilities
     P("a curve by its ends", curves, "least_above", "if steep >= 0 or steep <= 0:", "if True:", ("curved", "normed")),
     P("the chord of a curve for its tangent", K, "_curve", "self.offsets(node, below, 1)",
       "self.offsets(node, below, -1)", ("curved",)),
     P("nothing leaks from behind a mask", K, "leak", "ZERO if top == -np.inf else", "ZERO if True else", ("leaking",)),
     P("another epsilon", operators, "_steadied", "arb(1), epsilon)", "arb(1), 2 * epsilon)", ("normed",)),
+    P("nothing is made 0", network, "_rows_softmax", "empty.reshape(x.shape))", "np.zeros(x.shape, dtype=bool))",
+      ("emptied",)),
     P("windows without pads", operators, "_windows", " * strides[i] - pads[i] +", " * strides[i] +", ("pooled",)),
     P("the others at their least", ranges, "proved_ranges", "ONE - (high.sum() - high), ONE - (low.sum() - low)",
       "ONE - (low.sum() - low), ONE - (low.sum() - low)", ("ensemble", "twins")),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from flint import ctx
 from softhull.certificates.write import NoProof
 from softhull.checker.balls import PRECISION, lower_floats
 from softhull.checker.certificate import Certificate, CertificateError, Refused
-from softhull.checker.check import _Check, conclusion
+from softhull.checker.check import _Check, check_bounds, conclusion
 from softhull.checker.forms import Forms
 from softhull.checker.network import Networks, Softmax
 from softhull.checker.replay import Knowledge
@@ -30,7 +31,7 @@ from softhull.errors import ModelError
 
 from .networks import Instance, instances, refused
 from .truth import Claims, Truth
-from .writer import Writer, honest
+from .writer import Writer, honest, own_copy
 
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, CertificateError)
 GREEDY = 0.7  # of the forgeries
@@ -44,15 +45,23 @@ class Greedy(_Check):
     derived: Any = None
 
     def _step(self, number: int, step: Mapping[str, Any]) -> None:
-        """Bounds get arrays of their own, which ``_prove`` may write to."""
-        own = dict(step)
+        """Bounds get arrays of their own, which ``_prove`` may write to; so do those of the steps of cells."""
+        own: Any = step
+        if self.whole is None:
+            own = self.header["steps"][number] = own_copy(step)
         for side in ("lower", "upper"):
             held = self.certificate.arrays.get(str(own.get(side)))
             if held is not None:
-                own[side] = f"{side} of {number}"
+                own[side] = f"{side} {len(self.certificate.arrays)}"
                 self.certificate.arrays[own[side]] = held.copy()
-        self.header["steps"][number] = own
         super()._step(number, own)
+
+    def _prove_in_cells(self, number: int, step: Any, view: Any, places: Any, lower: Any, upper: Any) -> None:
+        check_bounds(lower, upper, len(lower))
+        lows, highs = zip(*self._known_in_cells(number, step, view, places))
+        lower[np.isfinite(lower)] = np.min(lows, 0)[np.isfinite(lower)]
+        upper[np.isfinite(upper)] = np.max(highs, 0)[np.isfinite(upper)]
+        check_bounds(lower, upper, len(lower))
 
     def _prove(self, start: Any, lower: Any, upper: Any, step: Mapping[str, Any]) -> None:
         claimed = np.flatnonzero(np.concatenate((lower.ravel(), -upper.ravel())) > -np.inf)
@@ -136,6 +145,13 @@ def kinds(step: Any) -> Iterator[str]:
     if not isinstance(step, dict):
         return
     yield str(step.get("claim"))
+    if isinstance(step.get("tree"), dict):
+        yield "tree"
+        for cell in step["tree"].get("cells", ()):
+            for own in cell:
+                yield from kinds(own)
+    if "cuts" in step:
+        yield "cuts"
     rules = step.get("rules")
     for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
         for key in ("fit", "slope", "planes", "pairs", "functions", "split", "multipliers", "below"):
@@ -144,11 +160,31 @@ def kinds(step: Any) -> Iterator[str]:
                 break
 
 
+@dataclass
+class Known:
+    """What all hunts on an instance share: what is true, and the honest proofs."""
+
+    truth: Truth
+    proofs: list[Certificate]
+
+
+KNOWN: dict[str, Known] = {}
+
+
+def know(instance: Instance) -> None:
+    """Writes the honest proofs of an instance, once in a process; those of a file that is refused are not written."""
+    if instance.name not in KNOWN:
+        truth = Truth(instance)
+        with suppress(ModelError), ctx.workprec(PRECISION):
+            KNOWN[instance.name] = Known(truth, list(honest(instance, truth, Networks(instance.paths))))
+
+
 class Hunt:
-    """The search on one instance."""
+    """The search on one instance; honest proofs that the checker, as it is now, refuses are written again."""
 
     def __init__(self, instance: Instance, seed: int) -> None:
-        self.instance, self.truth = instance, Truth(instance)
+        known = KNOWN.get(instance.name)
+        self.instance, self.truth = instance, known.truth if known else Truth(instance)
         self.rng = np.random.default_rng([seed, *instance.name.encode()])
         self.tally = Tally()
         self.seeds: list[Seed] = []
@@ -156,8 +192,15 @@ class Hunt:
         try:
             with ctx.workprec(PRECISION):
                 self.networks = Networks(instance.paths)
-                for certificate in honest(instance, self.truth, self.networks):
-                    self._start(certificate)
+                try:
+                    for certificate in known.proofs if known else honest(instance, self.truth, self.networks):
+                        self._start(certificate)
+                except Refused:
+                    if not known:
+                        raise
+                    self.seeds.clear()
+                    for certificate in honest(instance, self.truth, self.networks):
+                        self._start(certificate)
         except (ModelError, NoProof, Refused) as problem:
             self.refusal = str(problem)
         if self.seeds:
@@ -257,6 +300,12 @@ class Hunt:
             if claims is not None and claims.tensor in pool.floats:
                 gap = pool.gap(claims)
                 self._note(pool.breaks(claims), f"step {number}", certificate)
+            if "tree" in step:
+                for where, cell in zip(pool.cells(step["tree"], arrays), step["tree"]["cells"]):
+                    for own in cell:
+                        claims = self.truth.claims(pool, own, arrays)
+                        if claims is not None:
+                            self._note(pool.breaks(claims, where), f"a cell of step {number}", certificate)
         if accepted:
             for step in header["steps"]:
                 self.tally.accepted.update(kinds(step))
@@ -312,5 +361,6 @@ def search(among: Sequence[Instance], count: int, seed: int) -> Tally:
     """Forgeries of all instances."""
     tally = Tally()
     for instance, part in zip(among, shares(among, count)):
+        know(instance)
         tally.merge(Hunt(instance, seed).run(part))
     return tally

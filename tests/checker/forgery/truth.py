@@ -110,6 +110,9 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
             "Tanh": lambda: 2 * _sigmoid(2 * v[0]) - 1,
             "Sigmoid": lambda: _sigmoid(v[0]),
             "Neg": lambda: -v[0],
+            "IsNaN": lambda: np.frompyfunc(lambda a: a.is_nan() if isinstance(a, arb) else a != a, 1, 1)(v[0]).astype(
+                bool
+            ),
             "Where": lambda: np.where(v[0], v[1], v[2]),
             "Add": lambda: v[0] + v[1],
             "Sub": lambda: v[0] - v[1],
@@ -225,12 +228,28 @@ class Pool:
         values = claims.rows @ self.floats[claims.tensor].T
         return float((values.min(1) - claims.lower).mean())
 
-    def breaks(self, claims: Claims) -> str | None:
-        """Where ``rows @ tensor >= lower`` certainly fails; None if nowhere."""
+    def cells(self, tree: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """For every cell of a tree of cuts the points that certainly lie in it, as a mask."""
+        entries, values = arrays[tree["entries"]], arrays[tree["values"]]
+        found, waiting = [], [np.ones(len(self.at), dtype=bool)]
+        for name, entry, value in zip(tree.get("tensors", [None] * len(entries)), entries.tolist(), values.tolist()):
+            here = waiting.pop()
+            if entry < 0:
+                found.append(here)
+                continue
+            held = np.stack(self.at) if name is None else self.floats.get(name)
+            x = np.full(len(here), np.nan) if held is None else held[:, entry]
+            slack = NEAR * (1 + abs(value))
+            waiting += [here & (x >= value + slack), here & (x <= value - slack)]
+        return found
+
+    def breaks(self, claims: Claims, where: np.ndarray | None = None) -> str | None:
+        """Where ``rows @ tensor >= lower`` certainly fails, at all points or at some; None if nowhere."""
         tensor, rows, lower = claims.tensor, claims.rows, claims.lower
         values = rows @ self.floats[tensor].T
         size = NEAR * (1 + np.abs(rows) @ np.abs(self.floats[tensor]).T)
         for s, excess in enumerate(lower[:, None] - values + size):
+            excess = excess if where is None else np.where(where, excess, -np.inf)
             if not excess.max() > 0:
                 continue
             for p in np.argsort(-excess)[:3].tolist():

@@ -12,7 +12,9 @@ import numpy as np
 
 from softhull.certificates.prover import Proof
 from softhull.certificates.second_order import SecondOrder
+from softhull.certificates.tree import Tree
 from softhull.certificates.write import NoProof, class_certificate, score_certificate
+from softhull.checker import tree as trees
 from softhull.checker.balls import Balls
 from softhull.checker.certificate import Certificate
 from softhull.checker.check import sha256
@@ -20,6 +22,7 @@ from softhull.checker.network import Curve, Kink, Networks, Product, Softmax
 from softhull.checker.replay import Rule
 from softhull.checker.scores import SCORES
 from softhull.checker.session import exactly
+from softhull.checker.tree import Cell
 from softhull.formats.onnx import load_onnx
 
 from .networks import Instance
@@ -36,6 +39,9 @@ NUMBERS = [0.0, 1.0, -1.0, 0.25, 0.5, 1 + 1e-12, 2.0, -1e-300, 1e-300, 1e300, -1
 
 def norm_of(instance: Instance) -> str:
     return "inf" if np.isinf(instance.region.norm) else str(int(instance.region.norm))
+
+
+MULTIPLIERS = (0.0, 0.1, 1.0, 10.0)  # of cuts
 
 
 # Honest proofs
@@ -57,6 +63,8 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
             yield margins(instance, label, [k for k in range(len(logits)) if k != label])
         if products and any(isinstance(parsed.nodes[i], Softmax) for i in parsed.before([parsed.logits[0].node])):
             yield margins(instance, label, [k for k in range(len(logits)) if k != label][:1], fitted=True)
+    if len(logits) > 1:
+        yield cells(instance, label, int(logits.argmin()))
     if len(logits) > 1 and (products or len(instance.models) > 1):
         names = list(SCORES) if products and region.eps < 1e-3 else ["nll"]
         networks = [load_onnx(path) for path in instance.paths]
@@ -83,6 +91,34 @@ def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = Fa
             second_order.lead(view, label, rival)
         if fitted:
             second_order.lead(view, label, rivals[-1], fitted)
+    return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
+
+
+@exactly
+def cells(instance: Instance, label: int, rival: int) -> Certificate:
+    """A margin, positive or not, in cells: two cuts of tensors in the middle of their ranges, and one of the input."""
+    proof = Proof(list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
+    view, rng = proof.networks.logits[0], np.random.default_rng(0)
+    proof.prepare(proof.networks.probabilities)
+    tree = Tree(proof, view, label, [rival])
+    names = [
+        name for name, found in proof.networks.tensors.items() if found.node and not proof.networks.masked(found).any()
+    ]
+    waiting = [(Cell(proof.known.region), 0)]
+    while waiting:
+        cell, depth = waiting.pop()
+        part = proof.cell(cell)
+        name = names[int(rng.integers(len(names)))] if depth < 2 else None
+        found = proof.networks.whole(0) if name is None else proof.networks.tensors[name]
+        entry = int(rng.integers(found.size))
+        low, high = (float(end.ravel()[entry]) for end in part.known.box(found))
+        if depth == 3 or not low < high or not np.isfinite(high - low):
+            part.claim_difference(view, label, rival, rng.choice(MULTIPLIERS, (1, len(cell.cuts))))
+            tree.leaf(part)
+            continue
+        tree.cut(name, entry, low + (high - low) / 2)
+        waiting += [(half, depth + 1) for half in reversed(trees.halves(cell, found, entry, low + (high - low) / 2))]
+    tree.claim()
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
 
 
@@ -130,9 +166,11 @@ class Writer:
         """One to three changes of a seed; ``other`` lends its steps."""
         draft = Draft(seed)
         for _ in range(int(self.rng.choice([1, 1, 2, 3]))):
-            changes, odds = zip(*_CHANGES)
-            change = changes[int(self.rng.choice(len(changes), p=np.array(odds) / sum(odds)))]
-            change(self, draft, other)
+            cut = any(isinstance(step, dict) and "tree" in step for step in draft.steps)
+            if cut and self.rng.random() < 0.5:  # what makes a tree false is rare otherwise
+                self.change_tree(draft, other)
+            else:
+                _CHANGES[int(np.searchsorted(_ODDS, self.rng.random() * _ODDS[-1]))][0](self, draft, other)
             if draft.first is None:  # nothing of the head can be relied on any more
                 break
         draft.shorten(self.rng, int(self.rng.integers(1, 5)))
@@ -167,6 +205,53 @@ class Writer:
             holder[key] = [self._whole(len(draft.steps)) for _ in range(int(self.rng.integers(0, 3)))]
         else:
             holder[key] = self._pick(STRANGE)
+
+    def change_tree(self, draft: Draft, other: Certificate) -> None:
+        """Cells that do not cover, cuts elsewhere, multipliers of any sign, what one cell proves said elsewhere."""
+        known = [
+            n for n, step in enumerate(draft.steps) if isinstance(step, dict) and isinstance(step.get("tree"), dict)
+        ]
+        if not known:
+            return
+        number = self._pick(known)
+        tree = draft.touch(number)["tree"]
+        entries, values = (np.array(draft.arrays.get(str(tree.get(key)), ())) for key in ("entries", "values"))
+        names, parts = tree.get("tensors"), tree.get("cells")
+        if not isinstance(parts, list) or not parts or not isinstance(names, list) or entries.shape != values.shape:
+            return
+        place, cell = int(self.rng.integers(len(entries))), int(self.rng.integers(len(parts)))
+        cuts = [step for part in parts for step in part if isinstance(step, dict) and "cuts" in step]
+        kind = self._pick(
+            ["end", "end", "drop", "swap", "repeat", "value", "entry", "tensor", "multiply", "multiply", "lift", "none"]
+        )
+        if kind == "end":  # after some cell
+            behind = int(np.flatnonzero(np.cumsum(entries < 0) > cell)[:1].sum()) + 1
+            entries, values = entries[:behind], values[:behind]
+            tree["tensors"], tree["cells"] = names[:behind], parts[: cell + 1]
+        elif kind == "drop":
+            entries, values = np.delete(entries, place), np.delete(values, place)
+            names.pop(min(place, len(names) - 1))
+            parts.pop(cell)
+        elif kind == "swap":
+            parts.insert(int(self.rng.integers(len(parts))), parts.pop(cell))
+        elif kind == "repeat":
+            tree["cells"] = [parts[cell]] * len(parts)
+        elif kind == "value" and values.size:
+            values[place] = self._pick([*NUMBERS, values[place] + self.rng.standard_normal(), values[place] + 0.1])
+        elif kind == "entry" and entries.size:
+            entries[place] = int(self.rng.integers(-1, entries.max(initial=0) + 3))
+        elif kind == "tensor" and names:
+            names[place % len(names)] = self._pick([*self.tensors, None])
+        elif kind == "multiply" and cuts:
+            step = self._pick(cuts)
+            held = draft.arrays.get(str(step["cuts"]), np.zeros((1, 1)))
+            how = self._pick([held * 10, -held, held * 0, self.rng.choice(MULTIPLIERS, held.shape)])
+            step["cuts"] = draft.keep(np.asarray(how, dtype=np.float64))
+        elif kind == "lift" and parts[cell]:
+            draft.insert(number + 1, self._pick(parts[cell]), fix=False)
+        elif kind == "none" and cuts:
+            self._pick(cuts).pop("cuts")
+        tree["entries"], tree["values"] = draft.keep(entries), draft.keep(values)
 
     def stop(self, draft: Draft, other: Certificate) -> None:
         number = self._place(draft)
@@ -557,6 +642,13 @@ class Writer:
         return found
 
 
+def own_copy(value: Any) -> Any:
+    """A copy of which nothing is shared, not even where one thing stands in it twice."""
+    if isinstance(value, dict):
+        return {key: own_copy(v) for key, v in value.items()}
+    return [own_copy(v) for v in value] if isinstance(value, list) else value
+
+
 class Draft:
     """A certificate in the making; what it shares with its seed is never written to."""
 
@@ -571,19 +663,19 @@ class Draft:
         step = self.steps[number]
         if not isinstance(step, dict):
             return {}
-        rules = step.get("rules")
-        copied = (
-            {n: dict(r) if isinstance(r, dict) else r for n, r in rules.items()} if isinstance(rules, dict) else rules
-        )
-        self.steps[number] = dict(step) | ({"rules": copied} if "rules" in step else {})
+        self.steps[number] = own_copy(step)
         found: Step = self.steps[number]
         return found
 
     def holders(self, number: int) -> list[Step]:
-        """The step itself and its rules, ready to be changed."""
-        step = self.touch(number)
-        rules = step.get("rules")
-        return [step, *(r for r in rules.values() if isinstance(r, dict))] if isinstance(rules, dict) else [step]
+        """The step itself, its rules, its tree and the steps of its cells, ready to be changed."""
+        tree = (step := self.touch(number)).get("tree")
+        found = [step]
+        if isinstance(tree, dict):
+            cells = tree["cells"] if isinstance(tree.get("cells"), list) else []
+            found += [tree, *(own for cell in cells if isinstance(cell, list) for own in cell if isinstance(own, dict))]
+        rules = [holder["rules"] for holder in found if isinstance(holder.get("rules"), dict)]
+        return [*found, *(rule for each in rules for rule in each.values() if isinstance(rule, dict))]
 
     def arrays_of(self, number: int | None) -> list[tuple[Step, str]]:
         if number is None:
@@ -676,3 +768,4 @@ _CHANGES: list[tuple[Callable[[Writer, Draft, Certificate], None], float]] = [
     (Writer.change_region, 0.03),
     (Writer.change_head, 0.01),
 ]
+_ODDS = np.cumsum([odds for _, odds in _CHANGES])

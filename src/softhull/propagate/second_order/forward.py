@@ -250,10 +250,22 @@ class Forms:
         """The form of a node from those of its inputs, which are at hand."""
         return affine_form(self.graph.nodes[index].operator, self, index)
 
-    def know_differences(self, index: int, rows: LogitRows) -> None:
-        """The rows of one softmax; planes and probabilities of the linear bounds may use their differences."""
+    def know_differences(self, index: int, rows: LogitRows, shown: Tensor) -> None:
+        """The rows of one softmax; planes and probabilities of the linear bounds may use their differences.
+
+        ``shown [K']`` are the logits that some row sees; of the others nothing is known.
+        """
         self.logits[index] = rows
-        knowledge = self.bounds.knowledge.with_differences(index, rows.differences, renew=False)
+        low, high = rows.differences
+        node = self.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        length = node.shape[node.operator.axis]
+        if len(shown) < length:
+            nothing = low.new_full((*low.shape[:2], length, length), math.inf)
+            least, most = -nothing, nothing
+            least[..., shown[:, None], shown], most[..., shown[:, None], shown] = low, high
+            low, high = least, most
+        knowledge = self.bounds.knowledge.with_differences(index, (low, high), renew=False)
         self.bounds = self.bounds.knowing(knowledge)
 
     def with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
@@ -316,6 +328,14 @@ class Forms:
             self._gauge = Gauge(self.basis, self.noise)
             self._metric = self._gauge.gram
         return self._gauge
+
+    def gauge_of(self, *slopes: Tensor) -> Gauge:
+        """The same for products of slopes ``[B or 1, ..., r]``, without the noise that moves none of them."""
+        whole, basis = self.gauge, self.basis
+        used = torch.zeros(len(basis.map), basis.size, dtype=torch.bool, device=basis.map.device)
+        for slope in slopes:
+            used[:, : slope.shape[-1]] |= (slope != 0).flatten(1, -2).any(1)
+        return whole if bool(used.all()) else Gauge(basis, self.noise, used)
 
 
 def needed_forms(graph: Graph, asking: set[int]) -> set[int]:

@@ -59,7 +59,7 @@ class ProductLogits:
         self._rows = at.shape[1]
         self._own: Tensor | None = None
         if shared is not None and varied is not None:
-            gauge = forms.gauge
+            gauge = self._gauge = forms.gauge_of(shared, varied)
             flat = varied.flatten(2, 3)  # [B, g, K m, r]
             K, m = varied.shape[2:4]
             self._own = gauge.inner(shared, shared)  # [B, g, R, m, m]
@@ -84,8 +84,8 @@ class ProductLogits:
         )
 
     @staticmethod
-    def of(forms: Forms, index: int) -> ProductLogits:
-        """The logits of a softmax as affine forms, with the product behind them where there is one."""
+    def of(forms: Forms, index: int, shown: Tensor) -> ProductLogits:
+        """The logits of a softmax at ``shown [K']`` as affine forms, with the product behind them if there is one."""
         node = forms.graph.nodes[index]
         assert isinstance(node.operator, Softmax)
         axis = node.operator.axis
@@ -97,7 +97,7 @@ class ProductLogits:
             cost = share(at.shape[-1] + slope.shape[-1], at.dtype)
             slack = form.error + cost * form.size(forms.basis).nan_to_num(posinf=0.0)
             slack = slack.movedim(axis + 1, -1).reshape(at.shape)
-            return ProductLogits(forms, at, slope, slack, None, None)
+            return ProductLogits(forms, at[..., shown], slope[..., shown, :], slack[..., shown], None, None)
         x, y = (forms.form(i) for i in forms.graph.nodes[node.inputs[0]].inputs)
         r = max(x.slope.shape[1], y.slope.shape[1])
         left, right = (x.centre, x.padded(r)), (y.centre.mT, y.padded(r).mT)  # [.., I, m], [.., J, m]
@@ -110,6 +110,7 @@ class ProductLogits:
         da, db = (
             t[1].movedim(1, -1).reshape(t[1].shape[0], -1, *t[1].shape[-2:], r) for t in (shared, varied)
         )  # [B or 1, g, R, m, r], [B or 1, g, K, m, r]
+        b, db = b[:, :, shown], db[:, :, shown]
         at = a @ b.mT
         slope = torch.einsum("bgrm,bgkms->bgrks", a, db.expand(B, *db.shape[1:]))
         slope = slope + torch.einsum("bgkm,bgrms->bgrks", b, da.expand(B, *da.shape[1:]))
@@ -117,7 +118,7 @@ class ProductLogits:
         product = forms.graph.nodes[node.inputs[0]].operator
         slack = 4 * share(at.shape[-1] + a.shape[-1] + r, at.dtype) * product.value(*sizes)
         slack = slack + product.value(errors[0], sizes[1] + errors[1]) + product.value(sizes[0], errors[1])
-        slack = slack.movedim(axis + 1, -1).reshape(B, -1, node.shape[axis])
+        slack = slack.movedim(axis + 1, -1).reshape(B, -1, node.shape[axis])[..., shown]
         return ProductLogits(forms, at.flatten(1, 2), slope.flatten(1, 2), slack, da, db)
 
     def remainder(self, c: Tensor) -> Interval:
@@ -133,7 +134,7 @@ class ProductLogits:
             cross = torch.einsum("bgnk,bgkij->bgnij", w, self._cross[:, :, row])
             other = torch.einsum("bgnk,bgnl,bgklij->bgnij", w, w, self._other)
             own = self._own[:, :, row, None].expand(cross.shape)
-            low, high = self.forms.gauge.between(own, cross, other)
+            low, high = self._gauge.between(own, cross, other)
             lows.append(low)
             highs.append(high)
         return torch.stack(lows, 2).flatten(1, 2) - slack, torch.stack(highs, 2).flatten(1, 2) + slack

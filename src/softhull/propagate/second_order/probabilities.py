@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...bounds.share_envelope import Rectangle, smallest_slope, touching_value
 from ...graph.operator import Interval
 from ...graph.rounding import ulps, underflow
 
@@ -123,8 +124,11 @@ class _Below:
         sums = []
         for part in (others_low, others_high, self.chord_at):
             sums.append(1 + (part[..., None, :].masked_fill(eye, 0.0)).sum(-1))
-        self.s_low, self.s_high, self.s_at = sums
-        self.s_at = self.s_at.clamp(min=underflow(at.dtype) ** 0.5)
+        s_low, s_high, s_at = sums
+        s_at = s_at.clamp(min=underflow(at.dtype) ** 0.5)
+        unit = torch.log(s_at)
+        self.s_at, self.s_high = s_at, s_high
+        self.where = Rectangle(self.d - unit, low - unit, high - unit, s_low / s_at, s_high / s_at)
         self.eye = eye
 
     def least(self, rate: Tensor, v: Tensor) -> Tensor:
@@ -137,34 +141,15 @@ class _Below:
         deviation_low, deviation_high = (self.low - self.d)[..., None, :], (self.high - self.d)[..., None, :]
         slope = self.slope[..., None, :].masked_fill(self.eye, 0.0)
         for share in _SHARES:
-            gamma = (alpha * share / self.s_at).clamp(min=underflow(alpha.dtype) ** 0.5)
-            offset = _exact_offset(alpha, gamma, self.low, self.high, self.s_low, self.s_high)
-            # p >= alpha y - gamma s + offset; what is left of its slope in d_j is paid for at its worst.
+            in_units = (alpha * share).clamp(min=smallest_slope(alpha))
+            gamma = in_units / self.s_at
+            # p is above a plane in y and s; what is left of its slope in d_j is paid for at its worst.
             left = alpha[..., None] * q - gamma[..., None] * slope
             worst = torch.minimum(left * deviation_low, left * deviation_high).sum(-1)
-            value = alpha * self.d - gamma * self.s_at + offset + worst
+            value = touching_value(self.where, alpha, in_units) + worst
             sizes = alpha * (self.low.abs() + self.high.abs()) + gamma * (self.s_at + self.s_high)
             sizes = sizes + (left.abs() * torch.maximum(deviation_low.abs(), deviation_high.abs())).sum(-1)
             value = value - ulps(_OPERATIONS, value.dtype) * (1 + sizes)
             value = torch.where(self.own | ~value.isfinite(), -torch.inf, value)
             best = torch.maximum(best, value.amax(-2))
         return best
-
-
-def _exact_offset(alpha: Tensor, gamma: Tensor, a: Tensor, b: Tensor, s_low: Tensor, s_high: Tensor) -> Tensor:
-    """The minimum of ``F(y, s) + gamma s - alpha y`` for ``F = e^y / (e^y + s)``, y in [a, b], s in [s_low, s_high].
-
-    Minimised over s first, the function of y is convex, then concave: two points decide.
-    """
-    root = (1 - 4 * alpha).clamp(min=0).sqrt()
-    p = 2 * alpha / (1 + root)
-    ratio = torch.minimum(torch.maximum(alpha / gamma, s_low), s_high)
-    stationary = torch.where(p > 0, torch.log(p / (1 - p)) + torch.log(ratio), -torch.inf)
-    stationary = torch.minimum(torch.maximum(stationary, a), b)
-
-    def at(y: Tensor) -> Tensor:
-        s = torch.exp(y / 2 - torch.log(gamma) / 2) - torch.exp(y)
-        s = torch.minimum(torch.maximum(s, s_low), s_high)
-        return torch.sigmoid(y - torch.log(s)) + gamma * s - alpha * y
-
-    return torch.minimum(at(stationary), at(b))

@@ -16,18 +16,23 @@ class Gauge:
     With weights ``d`` and ``W = map diag(1/d) map'`` the quadratic ``z'Q z`` of the basis lies between ``cost(d)``
     times the least and the largest eigenvalue of ``L'Q L``, where ``L L' = W`` and ``cost(d)`` is the largest
     ``sum_i d_i eps_i^2``. One set of weights serves all products of an instance, so that what remains per product is
-    an eigenvalue problem of the size of its factors.
+    an eigenvalue problem of the size of its factors. Noise that moves none of the basis entries in ``used [B, r]`` (all
+    without it) costs nothing; products may then have slopes on no others.
     """
 
-    def __init__(self, basis: Basis, noise: Noise) -> None:
+    def __init__(self, basis: Basis, noise: Noise, used: Tensor | None = None) -> None:
         mapping = basis.densified().map
+        if used is not None:
+            mapping = mapping * used[..., None]
         weights = mapping.norm(dim=1)
+        still = (mapping == 0).all(1)  # a norm may underflow
         ball = noise.ball(weights.shape[-1], weights.device)
         if ball is not None:  # one multiplier for the whole ball
             weights = torch.where(ball, weights[:, ball].amax(-1, keepdim=True), weights)
         most = weights.amax(-1, keepdim=True)
         weights = torch.where(most > 0, torch.maximum(weights, 1e-6 * most), 1.0)
         self.gram = (mapping / weights[:, None]) @ mapping.mT  # [B, r, r]
+        weights = weights.masked_fill(still, 0.0)
         self.cost = weights.sum(-1)
         if ball is not None:
             self.cost = weights[:, ~ball].sum(-1) + weights[:, ball].amax(-1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import SofthullError
-from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator, Shape
+from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator
 from ...graph.ops.log_sum_exp import LogSumExp
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.normalize import InverseDeviation
@@ -103,13 +103,19 @@ def _remainders(forms: Forms, x: Tensor, y: Tensor) -> Interval:
     """Ranges ``[B, groups, I, J]`` of ``sum_m dx_im dy_mj``."""
     left = x.movedim(1, -1).reshape(x.shape[0], -1, *x.shape[-2:], x.shape[1])  # [B, g, I, m, r]
     right = y.mT.movedim(1, -1).reshape(y.shape[0], -1, y.shape[-1], y.shape[-2], y.shape[1])  # [B, g, J, m, r]
-    gauge = forms.gauge
+    left, right = (t * _other_moves(t, other) for t, other in ((left, right), (right, left)))
+    gauge = forms.gauge_of(left, right)
     own, other = gauge.inner(left, left), gauge.inner(right, right)
     found = []
     for i in range(left.shape[2]):
         cross = gauge.inner(left[:, :, i : i + 1], right)
         found.append(gauge.between(own[:, :, i : i + 1].expand(cross.shape), cross, other.expand(cross.shape)))
     return torch.stack([low for low, _ in found], 2), torch.stack([high for _, high in found], 2)
+
+
+def _other_moves(lines: Tensor, other: Tensor) -> Tensor:
+    """1 for the lines ``[B, g, I, m, r]`` that meet one that moves, ``[1, g, 1, m, 1]``; others add nothing."""
+    return (other != 0).any(-1, keepdim=True).any(2, keepdim=True).any(0, keepdim=True).to(lines)
 
 
 def _summing_to_one(forms: Forms, index: int) -> AffineForm:
@@ -145,25 +151,34 @@ def _summing_to_one(forms: Forms, index: int) -> AffineForm:
 
 @affine_form.register(Softmax)
 def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
-    node = forms.graph.nodes[index]
-    logits = ProductLogits.of(forms, index)
+    """Logits that are masked in every row are left out, as if they were not there."""
+    node, axis = forms.graph.nodes[index], operator.axis
     lower, upper = forms.bounds.interval(node.inputs[0])
-    if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[operator.axis] == 1:
+    if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[axis] == 1:
         return _constant_rows(forms, index)
-    rows = logits.rows(forms.bounds.differences(index))
-    forms.know_differences(index, rows)
+    masked = None if operator.masked is None else _by_rows(operator.masked.expand(1, *node.shape), axis)
+    seen = torch.ones(node.shape[axis], dtype=torch.bool, device=lower.device)
+    shown = (seen if masked is None else ~masked.flatten(0, 1).all(0)).nonzero()[:, 0]
+    logits = ProductLogits.of(forms, index, shown)
+    known = forms.bounds.differences(index)
+    if known is not None:
+        known = known[0][..., shown[:, None], shown], known[1][..., shown[:, None], shown]
+    rows = logits.rows(known)
+    forms.know_differences(index, rows, shown)
     at, differences = logits.at, rows.differences
-    if operator.mask is not None:
-        at, differences = _far_below(operator, node.shape, at, differences)
-    directions = tangent_directions(at)
-    affine = affine_probabilities(at, differences, directions, logits.reach)
-    leak = torch.zeros_like(at)
-    if operator.mask is not None:
-        affine = _leaking(operator, node.shape, affine, operator.leak(lower, upper))
-        leak = _by_rows(operator.leak(lower, upper), operator.axis).expand(at.shape)
+    if masked is not None:
+        at, differences = _far_below(masked[..., shown], at, differences)
+    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach)
+    leak = torch.zeros_like(at[..., :1])
+    if masked is not None:
+        leak = _by_rows(operator.leak(lower, upper), axis)
+        affine = _leaking(masked[..., shown], affine, leak)
     slope, (low, high) = logits.combined(affine.slope)
     value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
-    return _rows_to_form(forms, index, operator.axis, value, slope, error, leak)
+    if len(shown) < len(seen):
+        value, error = (t.new_zeros(*t.shape[:2], len(seen)).index_copy(2, shown, t) for t in (value, error))
+        slope = slope.new_zeros(*value.shape, slope.shape[-1]).index_copy(2, shown, slope)
+    return _rows_to_form(forms, index, axis, value, slope, error, leak.expand(value.shape))
 
 
 @affine_form.register(LogSumExp)
@@ -234,10 +249,8 @@ def _by_rows(t: Tensor, axis: int) -> Tensor:
     return t.reshape(t.shape[0], -1, t.shape[-1])
 
 
-def _far_below(operator: Softmax, shape: Shape, at: Tensor, differences: Interval) -> tuple[Tensor, Interval]:
+def _far_below(masked: Tensor, at: Tensor, differences: Interval) -> tuple[Tensor, Interval]:
     """Logits ``[B, rows, K]`` and their differences with the masked ones too low to count, in exact arithmetic, too."""
-    assert operator.masked is not None
-    masked = _by_rows(operator.masked.expand(1, *shape), operator.axis)
     lowest = at.masked_fill(masked, torch.inf).amin(-1, keepdim=True)
     at = torch.where(masked, lowest.nan_to_num(posinf=0.0) - _FAR, at)
     one, other = masked[..., :, None], masked[..., None, :]
@@ -246,14 +259,11 @@ def _far_below(operator: Softmax, shape: Shape, at: Tensor, differences: Interva
     return at, (low, high)
 
 
-def _leaking(operator: Softmax, shape: Shape, found: AffineProbabilities, leak: Tensor) -> AffineProbabilities:
+def _leaking(masked: Tensor, found: AffineProbabilities, leak: Tensor) -> AffineProbabilities:
     """Probabilities of visible logits with what masked ones may take from them, and constants for the masked ones.
 
-    A row with one visible logit is constant, too: its probability is 1 less what leaks.
+    A row with one visible logit is constant, too: its probability is 1 less what leaks, ``leak [B, rows, 1]``.
     """
-    assert operator.masked is not None
-    masked = _by_rows(operator.masked.expand(1, *shape), operator.axis)
-    leak = _by_rows(leak, operator.axis)
     constant = masked | ((~masked).sum(-1, keepdim=True) == 1)
     value = torch.where(masked, 0.0, torch.where(constant, 1.0, found.value))
     slope = found.slope.masked_fill(constant[..., :, None] | masked[..., None, :], 0.0)
