@@ -62,6 +62,7 @@ def account(bounds: LinearBounds, rows: Tensor, instances: Tensor) -> Account:
 
 
 def _part(bounds: LinearBounds, rows: Tensor, last: int) -> Account:
+    """The account of one row for every instance."""
     walk = _Remembering(bounds)
     claim = walk.back(Claim.on(last, rows[None]))
     x = attained(bounds, claim)

@@ -41,6 +41,7 @@ def ascended_lower(
 def _ascended(
     second: SecondOrderBounds, rows: Tensor, instances: Tensor, steps: int, rate: float, target: Tensor
 ) -> Tensor:
+    """The same for as many rows as are worked on together."""
     noise, free, d = second.forms.noise, Free(), None
     best = rows.new_full((len(rows),), -math.inf)
     for step in range(steps + 1):
