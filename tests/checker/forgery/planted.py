@@ -155,7 +155,6 @@ PLANTED = [
     P("multipliers of any sign", K, "lower_bounds", "len(self.cuts), low=0.0", "len(self.cuts)", ("relu", "attention")),
     P("what a cell learns leaves it", K, "within", "{i: dict(known) for i, known in self._apart.items()}",
       "self._apart", ("relu", "attention")),
-    P("ranges of a cell leave it", K, "within", "(low.copy(), high.copy())", "(low, high)", ("relu", "curved")),
     # Operators that are made of others, masks, ranges of probabilities
     P("a curve by its ends", curves, "least_above", "if steep >= 0 or steep <= 0:", "if True:", ("curved", "normed")),
     P("the chord of a curve for its tangent", K, "_curve", "self.offsets(node, below, 1)",
