@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -511,7 +511,9 @@ def run() -> None:
     """All models, two at a time, the table printed and written into the documentation."""
     rows: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(2) as pool:
-        for row in pool.map(_alone, reversed(MODELS)):  # those that take longest come first
+        started = [pool.submit(_alone, name) for name in reversed(MODELS)]  # those that take longest come first
+        for done in as_completed(started):
+            row = done.result()
             rows[row["model"]] = row
             print(row, flush=True)
     found = table([rows[name] for name in MODELS])

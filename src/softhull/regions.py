@@ -346,6 +346,10 @@ class Region:
         if not (self.lower <= self.upper).all():
             raise InvalidInput("the input box has a lower bound above its upper bound, or a NaN")
 
+    def points(self, most: int) -> Tensor | None:
+        """All points ``[N, *shape]`` of the only instance; None where there are more than ``most``."""
+        return None
+
     @property
     def size(self) -> int:
         """The number of entries of an input."""
@@ -526,7 +530,6 @@ class Choices(Region):
         return sum(ways)
 
     def points(self, most: int) -> Tensor | None:
-        """All points ``[N, *shape]`` of the only instance; None where there are more than ``most``."""
         if self.count() > most:
             return None
         own = self.options[0, :, :1]

@@ -11,6 +11,7 @@ from torch import Tensor
 from softhull.branch.cut_leaves import CutLeaves
 from softhull.branch.cuts import Cut
 from softhull.branch.dual_leaves import DualLeaves
+from softhull.branch.product_leaves import ProductLeaves
 from softhull.branch.tree import Node
 from softhull.branch.walk_leaves import Rows, WalkLeaves
 from softhull.graph.graph import Graph
@@ -31,7 +32,7 @@ class Problem:
 
     def __init__(
         self,
-        bounds: CutLeaves | DualLeaves | WalkLeaves,
+        bounds: CutLeaves | DualLeaves | ProductLeaves | WalkLeaves,
         region: Region,
         objective: Callable[[Tensor], Tensor],
         cut_value: Callable[[Cut, Tensor], Tensor],
@@ -119,6 +120,26 @@ def random_inner(seed: int, kind: str = "relu") -> Problem:
     offset = torch.from_numpy(rng.normal(size=1))
     bounds = LinearBounds(graph, region, SecondOrder().linear)
     leaves = CutLeaves(bounds, torch.zeros(1, dtype=torch.long), row, offset)
+
+    def objective(x: Tensor) -> Tensor:
+        return (graph(x).flatten(1) * row.flatten()).sum(1) - offset
+
+    def cut_value(cut: Cut, x: Tensor) -> Tensor:
+        return _entry(cut, x if cut.node < 0 else graph.values(x)[cut.node])
+
+    return Problem(leaves, region, objective, cut_value)
+
+
+def random_product(seed: int) -> Problem:
+    """A network with attention whose logits and activations are cut, by second order."""
+    rng = np.random.default_rng([seed, 10])
+    graph: Graph = random_attention(rng)
+    x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
+    region = Perturbation(float(rng.uniform(0.05, 0.3))).around(x)
+    row = torch.from_numpy(rng.normal(size=(1, *graph.output_shape)))
+    offset = torch.from_numpy(rng.normal(size=1))
+    bounds = LinearBounds(graph, region, SecondOrder().linear)
+    leaves = ProductLeaves(bounds, torch.zeros(1, dtype=torch.long), row, offset)
 
     def objective(x: Tensor) -> Tensor:
         return (graph(x).flatten(1) * row.flatten()).sum(1) - offset

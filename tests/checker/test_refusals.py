@@ -256,3 +256,17 @@ def test_trees_are_limited_whatever_they_leave_out(tmp_path: Path) -> None:
             np.zeros(cuts, dtype=np.int64),
             np.zeros(cuts),
         )
+
+
+@pytest.mark.parametrize("masks", [1, 2])
+def test_rows_masked_completely_go_nowhere(masks: int, tmp_path: Path) -> None:
+    """Masked once, only a guard may read them; masked twice, nothing is left when one mask is taken away."""
+    b = Builder(13)
+    h = "x"
+    for _ in range(masks):
+        h = b.op("Add", h, b.const([[-np.inf, -np.inf], [0.0, 0.0]]))
+    p = b.op("Softmax", h, axis=-1)
+    y = b.op("Expand", p, b.ints(2, 2)) if masks == 1 else b.op("Where", b.op("IsNaN", p), b.const(0.0), p)
+    onnx.save(b.model(b.op("Reshape", y, b.ints(1, 4)), (2, 2)), str(tmp_path / "m.onnx"))
+    with pytest.raises(ModelError, match="only a guard may read" if masks == 1 else "masked completely"):
+        Networks([tmp_path / "m.onnx"])

@@ -20,8 +20,9 @@ from softhull.certificates.write import NoProof, class_certificate
 from softhull.checker.certificate import Certificate, CertificateError, Refused, write_certificate
 from softhull.checker.check import check_certificate
 from softhull.checker.network import Networks, View
-from softhull.checker.positions import Entries
-from softhull.checker.replay import Region
+from softhull.checker.positions import Entries, Places
+from softhull.checker.replay import Knowledge, Region
+from softhull.checker.session import exactly
 from softhull.checker.tree import LEAF, Cell, cells_of, halves
 from softhull.errors import SofthullError
 from softhull.formats.onnx import load_onnx
@@ -97,6 +98,26 @@ def test_cuts_are_of_what_stands_at_a_place_of_their_tensor(seed: int, tmp_path:
                 for (cut,), inside in ((below.cuts, number <= where), (above.cuts, number >= where)):
                     held = float(cut.view.index.of(found[cut.view.node])[0])
                     assert (cut.sign * (held - cut.value) <= 0) == inside, name
+
+
+@exactly
+def test_what_a_cell_learns_stays_in_it(tmp_path: Path) -> None:
+    networks = Networks([random_attention(tmp_path / "m.onnx", np.random.default_rng(0))])
+    view, both = networks.tensors["0:h"], Places([0, 1], 12)
+    known = Knowledge(networks, Region(-np.ones(6), np.ones(6)))
+    known.learn_entries(view, both, np.full(2, -9.0), np.full(2, 9.0))
+    known.learn_differences(view, Places([(0, 1)], 12), np.full(1, -9.0), np.full(1, 9.0))
+    before = [end.copy() for end in known.box(view)], known.difference(view, 0, 1)
+    low, high = (float(end.ravel()[0]) for end in before[0])
+    below, _ = halves(Cell(known.region), view, 0, low + (high - low) / 4)
+    cell = known.within(below.region, below.cuts)
+    assert cell.box(view)[1].ravel()[0] == low + (high - low) / 4
+    cell.learn_entries(view, both, np.full(2, 5.0), np.full(2, 6.0))
+    cell.learn_differences(view, Places([(0, 1)], 12), np.full(1, 5.0), np.full(1, 6.0))
+    known.learn_entries(view, Places([2], 12), np.full(1, -9.0), np.full(1, 9.0))  # ranges are found anew
+    after = known.box(view), known.difference(view, 0, 1)
+    assert all(np.array_equal(was, now) for was, now in zip(before[0], after[0]))
+    assert before[1] == after[1]
 
 
 @pytest.fixture(scope="module")

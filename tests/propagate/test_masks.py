@@ -115,6 +115,16 @@ def test_keys_that_the_queries_asked_for_do_not_see_are_not_computed(row):
     torch.testing.assert_close(graph(x), left(x), rtol=0, atol=0)
 
 
+def test_one_visible_logit_is_certain():
+    """Only the first token is seen, by everyone: its probability is 1, less what leaks."""
+    seen = _mask((torch.arange(16) >= 1).expand(16, 16), -1e9)
+    masked, removed = _bounds(_attention(seen, 16)), _bounds(_attention(seen, 16, how="replace"))
+    left = _bounds(_attention(_mask((torch.arange(16) >= 1).expand(16, 16), -math.inf), 16))
+    for found in (masked, removed):
+        for name, bound in left.items():
+            torch.testing.assert_close(found[name], bound, rtol=0, atol=1e-9, msg=name)
+
+
 @pytest.mark.parametrize("sharpness", [1e3, 1e4])
 def test_bounds_hold_where_much_leaks(sharpness):
     """With logits in the thousands a mask of -1e4 lets through what it is to hide."""

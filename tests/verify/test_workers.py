@@ -73,13 +73,15 @@ def test_a_worker_that_dies_takes_no_other_instance_with_it() -> None:
     assert found == {i: f"answer {i}" for i in range(16) if i not in (3, 5)}
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 100, 1000])
-def test_batches_hold_every_instance_once_and_the_last_are_small(count: int) -> None:
-    batches = _batches(torch.arange(count), 8)
+@pytest.mark.parametrize(("count", "largest", "number"), [(1, 1, 1), (2, 1, 2), (9, 3, 4), (100, 16, 8), (500, 63, 10)])
+def test_batches_hold_every_instance_once_and_the_last_are_small(count: int, largest: int, number: int) -> None:
+    batches = _batches(torch.arange(count), 256)
     assert torch.cat(batches).equal(torch.arange(count))
     sizes = [len(batch) for batch in batches]
     assert sizes == sorted(sizes, reverse=True)
-    assert (sizes[0], sizes[-1]) == (8 if count > 16 else -(-count // 4), 1)
+    assert (sizes[0], len(sizes)) == (largest, number)
+    assert 2 * sizes[-1] <= largest + 1
+    assert max(len(batch) for batch in _batches(torch.arange(count), 8)) <= 8
 
 
 class Elsewhere(Dying):

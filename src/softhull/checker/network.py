@@ -579,6 +579,8 @@ def _shape(value: Value) -> tuple[int, ...]:
 
 def _moved(move: Callable[[Any], Any], value: Value) -> Value:
     """An operator that only moves entries, applied to a view or to a constant."""
+    if not isinstance(value, View | np.ndarray):
+        raise ModelError("a tensor that only a guard may read")
     found = value.moved(move) if isinstance(value, View) else move(value)
     if len(found.shape) > MOST_DIMENSIONS:
         raise ModelError(f"more than {MOST_DIMENSIONS} dimensions")
@@ -879,8 +881,11 @@ def _without_empty(reader: _Reader, x: View, empty: np.ndarray[Any, np.dtype[np.
     node, at = reader.networks.nodes[x.node], x.flat().index
     if not isinstance(node, Sum) or len(node.views) != 1:
         raise ModelError(EMPTY)
+    inner = node.views[0].at(Places(at.at, at.among))
+    if reader.networks.masked(inner)[empty].any():  # by another mask before
+        raise ModelError(EMPTY)
     scale, bias = np.where(empty, ONE, at.of(node.scales[0])), np.where(empty, 0.0, at.of(node.bias))
-    return reader.networks.add(Sum(x.size, (node.views[0].at(Places(at.at, at.among)),), (scale,), bias), x.shape)
+    return reader.networks.add(Sum(x.size, (inner,), (scale,), bias), x.shape)
 
 
 class Emptied:

@@ -10,8 +10,16 @@ from ..bounds.table import find_bound
 from ..errors import InvalidInput
 
 
+class Settings:
+    """What all methods share."""
+
+    def branching(self, seconds: float) -> Branch | None:
+        """The method that cuts into cells what this one leaves undecided; None: it has said all it can."""
+        return None
+
+
 @dataclass(frozen=True)
-class Linear:
+class Linear(Settings):
     """Linear bounds propagated backward, with everything this library knows about attention.
 
     Args:
@@ -52,7 +60,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Paper:
+class Paper(Settings):
     """DeepPoly as Wei et al. (2023) ran it for their attention tables.
 
     Box bounds of every node, concretised at every node on the way back with the best kept; logit differences by box
@@ -83,7 +91,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class SecondOrder:
+class SecondOrder(Settings):
     """Linear bounds without contracted products, then all products of a specification in one quadratic of the noise.
 
     Networks without products of variable tensors have nothing of second order and are bounded by ``Linear``.
@@ -113,7 +121,7 @@ class SecondOrder:
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(Settings):
     """Whatever proves an instance first: linear bounds, attack, second order, gradient steps on linear bounds.
 
     Args:
@@ -151,7 +159,7 @@ class Auto:
 
 
 @dataclass(frozen=True)
-class Branch:
+class Branch(Settings):
     """Branch and bound: regions are cut into cells, the worst first, until all of them are proved.
 
     Nothing random decides where to cut.

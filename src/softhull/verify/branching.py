@@ -14,6 +14,7 @@ from torch import Tensor
 from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
 from ..branch.loop import Search
+from ..branch.product_leaves import ProductLeaves
 from ..branch.walk_leaves import Rows, WalkLeaves
 from ..errors import InvalidInput
 from ..graph.operator import Interval
@@ -30,10 +31,12 @@ from .margins import Margins
 from .problem import Solution
 from .programs import Members, Programs, taken
 from .score_claims import ScoreClaims
-from .walks import linear_walks, networks_of, second_order
+from .walks import instances_together, linear_walks, networks_of, second_order
 
-# What excludes a row that cells inside the network prove.
-CUT = "cuts"
+# What excludes a row that cells inside the network prove, by linear walks or by second order.
+CUT, CUT_LOGITS = "cuts", "cuts of logits"
+# Cells are bounded by second order where so many of them fit at once.
+CELLS_OF_PRODUCTS = 16
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
 # Cells are boxes of inputs where there are at most so many.
@@ -72,6 +75,7 @@ class _Cutting:
     def __init__(self, method: Branch, work: Work) -> None:
         assert isinstance(work.claims, Margins)
         self.margins, self.method, self.effort, self.found = work.claims, method, work.effort, work.found
+        self.work = work
         self.problem, self.structure = work.problem, networks_of(work).graphs[0].structure
 
     def boxes(self, instances: Tensor) -> None:
@@ -120,6 +124,11 @@ class _Cutting:
                 for problem, place in enumerate(zip(row.tolist(), instance.tolist())):
                     if self.found.bounds[place] > 0:
                         search.give_up(problem)
+                left = [problem for problem in range(len(row)) if search.left(problem)]
+                if self._of_products(bounds) and left:
+                    some = torch.tensor(left, device=row.device)
+                    self._products(bounds, group[some], row[some], instance[some])
+                    return instance[:0]
             search.run(challenge)
         finally:
             for problem, s in enumerate(row.tolist()):
@@ -130,6 +139,26 @@ class _Cutting:
         if search.interrupted:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
+
+    def _of_products(self, bounds: LinearBounds) -> bool:
+        """Whether cells by second order pay: many of them fit at once."""
+        return networks_of(self.work).products and instances_together(bounds) >= CELLS_OF_PRODUCTS
+
+    def _products(self, bounds: LinearBounds, group: Tensor, row: Tensor, instance: Tensor) -> None:
+        """Cuts of logits and activations by second order, for some rows of some instances."""
+        rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
+        offsets = self.margins.offsets[row, instance]
+        cells = ProductLeaves(bounds, instance, rows, offsets, min(64, instances_together(bounds)))
+        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        try:
+            search.run(self._challenge(search, [[g] for g in group.tolist()]))
+        finally:
+            for problem, s in enumerate(row.tolist()):
+                self._keep(search, problem, [s])
+                if search.bound(problem) > 0:
+                    self.found.proved_by[s, search.owner[problem]] = CUT_LOGITS
+        if search.interrupted:
+            raise KeyboardInterrupt
 
     def _keep(self, search: Search, problem: int, rows: list[int]) -> None:
         instance = search.owner[problem]

@@ -13,7 +13,7 @@ from ..deadlines import passed
 from ..propagate.interval import interval_bounds
 from ..propagate.methods import Linear, Method
 from ..propagate.structure import pieces, positions
-from ..regions import Choices, Region
+from ..regions import Region
 from .engine import Work, stages
 from .margins import Margins
 
@@ -48,7 +48,6 @@ def _try_all(work: Work, place: int) -> None:
     than ``MOST`` inputs stays as it is.
     """
     graph, region, margins, found = work.problem.graph, work.problem.region, work.claims, work.found
-    assert isinstance(region, Choices)
     assert isinstance(margins, Margins)
     own = torch.tensor([place], device=found.worst.device)
     points = region.take(own).points(MOST)

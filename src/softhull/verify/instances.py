@@ -25,9 +25,10 @@ Progress = Callable[[int, int], None]  # (instances answered, instances in all)
 _WORTH_WORKERS = 6.0
 # How many instances it takes to find out.
 _TRIAL = 32
-# Into how many batches instances are cut for any number of workers, and how small all but the last may get. Batches do
-# not depend on who works: an answer may depend, in its last digits, on what else is in its batch.
-_BATCHES, _SMALLEST = 32, 8
+# Into how many batches instances are cut for any number of workers: at least a few, but while there are more none is
+# smaller than this, as a batch costs about as much as eight of its instances on top. Batches do not depend on who
+# works: an answer may depend, in its last digits, on what else is in its batch.
+_BATCHES, _FEWEST, _SMALLEST = 8, 4, 16
 # Seconds in which workers start that were loaded before.
 _START = 0.5
 # Seconds that workers get to come back with their best so far.
@@ -85,8 +86,6 @@ def answer_all(
             # By CPU time: on a busy machine more processes gain nothing.
             rest = (time.process_time() - cpu) / len(records) * len(left)
             workers = available_cores() if rest > _WORTH_WORKERS else None
-        if isinstance(workers, int):
-            size = min(size, max(_SMALLEST, math.ceil(len(left) / _BATCHES)))
         batches = _batches(left, size) if isinstance(workers, int) else list(left.split(size)) if len(left) else []
         if isinstance(workers, int) and workers > 1 and len(batches) > 1:
             for found, spent in _by_workers(asked, batches, workers):
@@ -99,11 +98,13 @@ def answer_all(
     return Answers(records, time.process_time() - cpu + elsewhere, time.monotonic() - began, stopped)
 
 
-def _batches(instances: Tensor, size: int) -> list[Tensor]:
-    """Batches of this size and smaller ones at the end, so that no worker is long at work when the others are done."""
+def _batches(instances: Tensor, most: int) -> list[Tensor]:
+    """Batches of at most this size, smaller ones at the end: no worker is long at work when the others are done."""
+    count = len(instances)
+    size = min(most, max(math.ceil(count / _BATCHES), min(_SMALLEST, math.ceil(count / _FEWEST))))
     found: list[Tensor] = []
     while left := len(instances):
-        found.append(instances[: size if left > 2 * size else math.ceil(left / 4)])
+        found.append(instances[: size if left > 2 * size else max(math.ceil(size / 2), math.ceil(left / 4))])
         instances = instances[len(found[-1]) :]
     return found
 

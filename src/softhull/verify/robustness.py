@@ -22,8 +22,8 @@ from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Auto, Linear, Method
-from ..regions import AnyPerturbation, Choices, Region, as_perturbation, rounded_down
+from ..propagate.methods import Linear, Method
+from ..regions import AnyPerturbation, Region, as_perturbation, rounded_down
 from . import branching as branching  # registers the stages of its method
 from .about import describe
 from .engine import solve
@@ -232,8 +232,7 @@ def verify_specification(
         )
     effort = replace(_effort(None, seed, memory), deadline=deadline_after(timeout))
     chosen = find_method(method)
-    if isinstance(chosen, Auto):
-        chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
+    chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
     networks = Joined((Ensemble(graph),))
     bounds: list[float] = []
     left: set[str] = set()  # what is to be said unless a counterexample is found
@@ -360,7 +359,7 @@ class _Asked:
     def answer(self, batch: Tensor) -> list[Record]:
         case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)
         effort = replace(self.effort, deadline=self.limits.for_batch(len(batch)))
-        method = Enumerate(self.method) if isinstance(region, Choices) else self.method
+        method = Enumerate(self.method) if region.finite else self.method
         solution = solve(Problem(self.networks, region, case.x[batch], margins), method, effort)
         found = [_record(case, i, place, solution, region, margins) for place, i in enumerate(batch.tolist())]
         return _replay(case, found, region, solution.worst, self.effort.seed)
@@ -386,7 +385,7 @@ def _result(asked: _Asked, workers: int | str | None, progress: Progress | None 
 def _cut_open(asked: _Asked, result: Result, workers: int | str | None, share: float) -> Result:
     """What ``auto`` leaves open is cut into cells, where seconds are set for that or a time limit leaves some."""
     left = [record.index for record in result.records if record.verdict is Verdict.UNKNOWN]
-    if not left or result.interrupted or not isinstance(asked.method, Auto) or isinstance(asked.region, Choices):
+    if not left or result.interrupted or asked.region.finite:
         return result
     limits = asked.limits
     each = max(0.0, limits.each - result.seconds / len(result.records))

@@ -173,6 +173,15 @@ def _removed(b: Builder) -> str:
     return str(b.op("Flatten", b.op("MatMul", p, v), axis=1) and _plus(b, [[0.25, 0.0]]))
 
 
+def _emptied(b: Builder) -> str:
+    """Two rows of logits, one of them removed completely and made 0 by a guard."""
+    logits = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(18, 2, 4))), b.ints(1, 2, 2))
+    p = b.op("Softmax", b.op("Add", logits, b.const([[[-np.inf, -np.inf], [0.0, 0.0]]])), axis=-1)
+    p = b.op("Where", b.op("IsNaN", p), b.const(0.0), p)
+    v = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(19, 2, 2))), b.ints(1, 2, 1))
+    return str(b.op("Flatten", b.op("MatMul", p, v), axis=1) and _plus(b, [[0.25, 0.0]]))
+
+
 def _leaking(b: Builder) -> str:
     """A mask that a large logit overcomes in a part of the region: what it hides is all there is."""
     logits = b.op("Add", b.op("MatMul", "x", b.const([[1.0, 16384.0], [0.5, 0.0]])), b.const([[0.0, -12288.0]]))
@@ -231,6 +240,7 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
     "normed": ([(_normed, 17)], [0.5, -0.25], [Perturbation(SHORT), Perturbation(SHORT, norm=1)], 1),
     "pooled": ([(_pooled, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "removed": ([(_removed, 13)], [0.5, -0.25], [Perturbation(0.25)], 1),
+    "emptied": ([(_emptied, 13)], [0.5, -0.25], [Perturbation(0.25)], 1),
     "leaking": ([(_leaking, 13)], [0.6875, -0.25], [Perturbation(SHORT)], 1),
     "ensemble": (
         [(_small(20, 1.0), 13), (_small(30, 8.0), 13)],

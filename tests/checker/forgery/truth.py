@@ -110,6 +110,9 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
             "Tanh": lambda: 2 * _sigmoid(2 * v[0]) - 1,
             "Sigmoid": lambda: _sigmoid(v[0]),
             "Neg": lambda: -v[0],
+            "IsNaN": lambda: np.frompyfunc(lambda a: a.is_nan() if isinstance(a, arb) else a != a, 1, 1)(v[0]).astype(
+                bool
+            ),
             "Where": lambda: np.where(v[0], v[1], v[2]),
             "Add": lambda: v[0] + v[1],
             "Sub": lambda: v[0] - v[1],

@@ -154,11 +154,11 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     """Logits that are masked in every row are left out, as if they were not there."""
     node, axis = forms.graph.nodes[index], operator.axis
     lower, upper = forms.bounds.interval(node.inputs[0])
-    if not bool(lower.isfinite().all() and upper.isfinite().all()) or node.shape[axis] == 1:
-        return _constant_rows(forms, index)
     masked = None if operator.masked is None else _by_rows(operator.masked.expand(1, *node.shape), axis)
     seen = torch.ones(node.shape[axis], dtype=torch.bool, device=lower.device)
     shown = (seen if masked is None else ~masked.flatten(0, 1).all(0)).nonzero()[:, 0]
+    if not bool(lower.isfinite().all() and upper.isfinite().all()) or len(shown) == 1:
+        return _constant_rows(forms, index)
     logits = ProductLogits.of(forms, index, shown)
     known = forms.bounds.differences(index)
     if known is not None:

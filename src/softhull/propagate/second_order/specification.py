@@ -104,16 +104,23 @@ class SecondOrderBounds:
         return replace(self, bounds=self.bounds.knowing(knowledge))
 
     def quadratic(
-        self, rows: Tensor, instances: Tensor, near: Tensor | None = None, index: int | None = None
+        self,
+        rows: Tensor,
+        instances: Tensor,
+        near: Tensor | None = None,
+        index: int | None = None,
+        start: Claim | None = None,
     ) -> Quadratic:
         """The quadratics below ``<rows [P, *shape], node>`` of some instances ``[P]``, repetitions allowed.
 
         The node is that of number ``index``, by default the output.
+        ``start``: another claim to begin with, about the same output and more.
         With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short.
         """
         bounds, forms = self.bounds.take(instances), self.forms
         walk = _Collecting(bounds, forms, instances, near)
-        claim = walk.back(Claim.on(len(bounds.graph.nodes) - 1 if index is None else index, rows[None]))
+        first = len(bounds.graph.nodes) - 1 if index is None else index
+        claim = walk.back(Claim.on(first, rows[None]) if start is None else start)
         P = len(rows)
         constant = claim.bound[0].expand(P)
         on_input = claim.pending.get(-1, rows.new_zeros(1, P, *bounds.graph.input_shape))[0]
