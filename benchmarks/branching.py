@@ -33,6 +33,7 @@ def run() -> None:
         print("branching: set SOFTHULL_PAPER_DIR to the folder with the paper's networks")
         return
     sentiment(Path(folder))
+    medium(Path(folder))
     scores(Path(folder))
 
 
@@ -64,6 +65,15 @@ def sentiment(folder: Path) -> None:
         _verdicts(
             network, data["x"], data["y"], Perturbation(float(eps)), 5.0, before.summary()["unknown"], f"{eps:.2f}"
         )
+
+
+def medium(folder: Path, eps: float = 0.024, seconds: float = 20.0) -> None:
+    """The medium attention network on 500 images."""
+    network = load_onnx(folder / "models/self-attention-mnist-pgd-medium-sim.onnx")
+    data = load_dataset(folder / "mnist_test_first500.npz")
+    x, y, ball = data.take(range(500)), data.y[:500], Perturbation(eps, clip=(0.0, 1.0))
+    before = verify_robustness(network, x, y, ball)
+    _verdicts(network, x, y, ball, seconds, before.summary()["unknown"], f"{eps:.3f}")
 
 
 def digits(eps: float, seconds: float = 20.0) -> None:
