@@ -154,6 +154,7 @@ def load_dataset(path: str | Path, labels: str | Path | None = None) -> Dataset:
 
 
 def _checked(path: Path, raw: np.ndarray, y: np.ndarray) -> Dataset:
+    """Inputs and labels as a data set, or an error that says what does not fit."""
     if raw.ndim == 0 or y.ndim != 1 or len(raw) != len(y):
         raise DatasetError(f"{path}: x of shape {raw.shape} needs one label each, not y of shape {y.shape}")
     if not len(raw):
