@@ -107,7 +107,10 @@ def test_mismatches(tmp_path):
     with pytest.raises(DatasetError, match="no array 'y'"):
         load_dataset(path)
     np.savez(path, x=np.zeros((3, 2)), y=np.array([0.5, 1, 2]))
-    with pytest.raises(DatasetError, match="numbers are needed"):
+    with pytest.raises(DatasetError, match="whole numbers, counted from 0"):
+        load_dataset(path)
+    np.savez(path, x=np.zeros((0, 4)), y=np.zeros(0, dtype=int))
+    with pytest.raises(DatasetError, match="x is empty"):
         load_dataset(path)
     np.savez(path, x=np.array([[0.0], [np.nan]]), y=np.zeros(2, dtype=int))
     with pytest.raises(DatasetError, match="input 1 holds NaN"):

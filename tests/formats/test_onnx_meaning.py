@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from softhull.errors import ModelError
+from softhull.formats import agreement
 from softhull.formats import onnx as importer
 from softhull.formats.onnx import parse_onnx
 
@@ -250,3 +251,13 @@ def test_the_probes_see_many_sizes():
         assert ((sizes > size / 5) & (sizes < size * 5)).any()
     assert (x > 5).any()
     assert (x < -5).any()
+
+
+def test_the_rounding_of_an_output_without_dimensions():
+    builder = Builder(13)
+    total = builder.op("ReduceSum", builder.op("Mul", "x", builder.const(np.pi)), keepdims=0)
+    graph = parse_onnx(builder.model(total, (8,)).SerializeToString(), "one.onnx", None).graph
+    moved = agreement._rounding(graph, torch.ones(3, 8, dtype=torch.float64), torch.finfo(torch.float32))
+    assert moved.shape == (3,)
+    assert (moved > 0).all()
+    assert (moved < 1e-4).all()

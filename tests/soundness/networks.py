@@ -54,7 +54,7 @@ MASKS = (-math.inf, -1e9, -1e5, float(torch.finfo(torch.float32).min))
 
 
 def random_transformer(rng: np.random.Generator, inputs: tuple[int, int] | None = None, depth: int = 0) -> Graph:
-    """Layers of attention (``depth``, or one to three) over a few tokens, with all that may stand between them."""
+    """Layers of attention (``depth``, or one to six) over a few tokens, with all that may stand between them."""
     tokens, heads, size = (int(n) for n in rng.integers((1, 1, 1), (5, 3, 3)))
     rows, features = inputs or (int(rng.integers(1, 3)), int(rng.integers(2, 4)))
     width, scale = heads * size, float(10 ** rng.uniform(-1, 0.7))
@@ -64,7 +64,7 @@ def random_transformer(rng: np.random.Generator, inputs: tuple[int, int] | None 
     x = b.scale(x, 1.0, _normal(rng, tokens, width))
     hidden, norm = _hidden(rng, tokens), int(rng.integers(5))
     before = bool(rng.random() < 0.5)  # normalised before attention, or after it
-    for _ in range(depth or int(rng.choice((1, 2, 3), p=(0.6, 0.25, 0.15)))):
+    for _ in range(depth or int(rng.choice((1, 2, 3, 6), p=(0.6, 0.25, 0.13, 0.02)))):
         y = _attention(b, _normalised(b, x, norm) if before else x, rng, heads, scale, hidden)
         x = b.sum_of(x, y) if rng.random() < 0.6 else y
         x = x if before else _normalised(b, x, norm)

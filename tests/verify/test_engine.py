@@ -20,6 +20,7 @@ from softhull.verify.problem import Effort, Problem
 from softhull.verify.programs import Programs
 from softhull.verify.score_claims import ScoreClaims
 from softhull.verify.scores import Margin
+from tests.graph.test_normalize import encoder
 from tests.propagate.networks import random_attention
 
 NO_ATTACK = Effort(attack="never")
@@ -130,3 +131,33 @@ def test_softmax_rows_of_ensembles_are_walked_together_or_alone():
         for networks in (together, alone)
     )
     assert bool((one >= two - 1e-12).all())
+
+
+def _normalised(eps: float) -> Problem:
+    rng = np.random.default_rng(1)
+    graph = encoder(rng, True, 1)
+    x = torch.from_numpy(rng.normal(size=(2, *graph.input_shape)))
+    logits = graph(x).flatten(1)
+    region = Perturbation(eps).around(x)
+    return Problem(Joined((Ensemble(graph),)), region, x, class_change(logits.argmax(1), logits, "all"))
+
+
+def test_auto_leaves_out_what_cannot_close_the_gap():
+    """All of the loss is that of normalisation, which neither second order nor gradient steps improve."""
+    found = solve(_normalised(0.5), Auto(), NO_ATTACK)
+    assert not bool((found.bounds.amin(0) > 0).any())
+    for i in range(2):
+        assert [step.by for step in found.tried[i]] == ["linear"]
+        assert "Normalized" in found.notes[i] or "InverseDeviation" in found.notes[i]
+
+
+def test_what_was_tried_is_written_down():
+    problem = _margins(eps=3.0)
+    found = solve(problem, Auto(optimize=2), NO_ATTACK)
+    least = problem.claims.least(found).tolist()
+    assert any(len(steps) > 1 for steps in found.tried.values())
+    for i, steps in found.tried.items():
+        assert steps[0].by == "linear"
+        assert [step.bound for step in steps] == sorted(step.bound for step in steps)
+        assert steps[-1].bound == least[i]
+        assert all(step.cpu_seconds >= 0 for step in steps)

@@ -114,6 +114,7 @@ class ProductLeaves:
         return found
 
     def _some(self, cells: Sequence[Cell], steps: int, grid: Sequence[float]) -> list[Solved]:
+        """Bounds of as many cells as fit at once; a cell that holds no point is proved."""
         problem = torch.tensor([cell.problem for cell in cells])
         bounds, empty = self._narrowed(cells, self.instance[problem])
         batch = _Batch(self, bounds, cells, problem)

@@ -918,6 +918,8 @@ def _without_mask(reader: _Reader, x: View, rows: Indices) -> tuple[Places | Non
     bias = x.index.of(node.bias)
     top = np.full(x.size, -np.inf)
     top[rows] = bias[rows].max(1, keepdims=True)
+    if (top <= MASKED_BELOW).any():  # softmax forgets a shift of all logits, but the runtime loses them beside it
+        raise ModelError(EMPTY)
     with np.errstate(invalid="ignore"):
         hidden = (bias == -np.inf) | (bias - top <= MASKED_BELOW)
     if not hidden.any():

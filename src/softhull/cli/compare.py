@@ -13,7 +13,7 @@ CHOICES = ("bound", "method", "rounding", "network", "eps", "norm", "property", 
 
 @click.command("compare", short_help="What one method certifies and another does not.")
 @click.argument("store", type=click.Path(exists=True, dir_okay=False))
-@click.option("--by", type=Name("criterion", CHOICES), default="bound", show_default=True, help="What is told apart.")
+@click.option("--by", type=Name("criterion", CHOICES), default="bound", show_default=True, help="What to compare.")
 @click.option("--where", multiple=True, help="Only rows such as method=linear or eps=0.02; may be repeated.")
 @json_option
 def command(store: str, by: str, where: tuple[str, ...], json_out: Path | None) -> None:

@@ -29,7 +29,7 @@ from .subject import Subject, subject_options
 @click.option("--splits", type=click.IntRange(min=1), default=20, show_default=True, help="Random splits.")
 @click.option("--class-conditional", is_flag=True, help="One threshold for every class.")
 @method_option(RANGES)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of splits, draws and attack.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed of splits and attack.")
 @device_option
 @threads_option
 @json_option

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.command("dataset", short_help="Certify accuracy, scores and calibration error of a data set.")
 @subject_options(radii=True)
 @click.option(
-    "--bins", type=click.IntRange(1, 24), default=15, show_default=True, help="Of the calibration error, equally wide."
+    "--bins", type=click.IntRange(1, 24), default=15, show_default=True, help="Equally wide bins of confidence."
 )
 @method_option(RANGES)
 @time_options

@@ -16,7 +16,7 @@ IMAGES = 100
 @click.command("demo", short_help="Bounds, a figure, and two networks certified with a report at the end.")
 @out_folder_option("out/demo", "Folder for what the demonstration writes.")
 @click.option(
-    "--images", type=click.IntRange(1, IMAGES), default=IMAGES, show_default=True, help="Certify the first so many."
+    "--images", type=click.IntRange(1, IMAGES), default=IMAGES, show_default=True, help="How many images to certify."
 )
 @click.option("--only-files", is_flag=True, help="Write the networks, the images and the campaign to try, and stop.")
 def command(out: Path, images: int, only_files: bool) -> None:

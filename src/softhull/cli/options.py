@@ -302,7 +302,7 @@ threads_option = click.option(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Threads inside one process; more of them help large networks on an idle machine only.",
+    help="Threads per process; more than one helps only with large networks on an idle machine.",
 )
 
 
@@ -465,7 +465,7 @@ run_options = together(
         help="A run store: what it knows is believed and not computed again, the rest is kept.",
     ),
     click.option("--recheck", is_flag=True, help="Compute again what the store knows, and say where it differs."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the attack."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Random seed of the attack."),
     device_option,
     threads_option,
     json_option,

@@ -21,7 +21,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--interval", type=float, nargs=2, default=(-2.0, 2.0), show_default=True, help="Of x_2 - x_1.")
+@click.option("--interval", type=float, nargs=2, default=(-2.0, 2.0), show_default=True, help="The range of x_2 - x_1.")
 @click.option(
     "--bounds", type=BOUND_LIST, help="Which bounds, separated by commas; default: all with two curved or sloped sides."
 )
@@ -93,7 +93,7 @@ def reliability(result: Path, eps: float | None, out: Path) -> None:
 @command.command("tree")
 @subject_options(ensemble=False)
 @click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True, help="CPU seconds of search.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the attack.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed of the attack.")
 @out_option("tree.png", IMAGE)
 def tree(subject: Subject, seconds: float, seed: int, out: Path) -> None:
     """The cells that branch and bound makes of one instance (--indices), and its bound against time.

@@ -133,8 +133,14 @@ def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) ->
         click.option("--data", required=required, type=_FILE, help="npz with x and y, IDX or a CIFAR-10 batch."),
         click.option("--indices", help="Which inputs, for example 0:500 or 3,7,10:20; default: all."),
         click.option("--eps", type=numbers, help=radius),
-        click.option("--norm", type=Name("norm", ("inf", "2", "1")), default="inf", show_default=True),
-        click.option("--clip", type=(float, float), help="Valid input range, which the region is cut to, such as 0 1."),
+        click.option(
+            "--norm",
+            type=Name("norm", ("inf", "2", "1")),
+            default="inf",
+            show_default=True,
+            help="Norm that --eps is in.",
+        ),
+        click.option("--clip", type=(float, float), help="Valid input range, such as 0 1; the region is cut to it."),
         click.option(
             "--normalize",
             type=(NumberList(), NumberList()),

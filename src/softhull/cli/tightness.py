@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @click.command("tightness", short_help="Looseness of every bound against the exact envelope.")
 @click.option("--k", "sizes", type=NumberList(int), default="2,3,4", show_default=True, help="Numbers of logits.")
-@click.option("--half-width", type=NumberList(), default="0.2,1,2", show_default=True, help="Of the boxes.")
+@click.option("--half-width", type=NumberList(), default="0.2,1,2", show_default=True, help="Half-widths of the boxes.")
 @click.option("--mu", type=NumberList(), default="0.5,0.8,0.95", show_default=True, help="Largest mean probability.")
 @click.option("--equal/--unequal", default=None, help="One kind of half-widths only; default: both.")
-@click.option("--regions", type=click.IntRange(min=1), default=10, show_default=True, help="Per cell.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the regions.")
+@click.option("--regions", type=click.IntRange(min=1), default=10, show_default=True, help="Regions per setting.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed of the regions.")
 @json_option
 @workers_option
 def command(

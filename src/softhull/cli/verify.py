@@ -53,7 +53,7 @@ _OF_VERDICTS = ("store", "recheck", "certificates", "table", "fail_on")
     help="outward: true for the real-valued network; nearest: faster, true up to rounding. Default: the method's own.",
 )
 @click.option("--optimize", type=click.IntRange(min=0), help="Gradient steps on what is undecided; default: 20.")
-@click.option("--branch", type=float, help="CPU seconds an instance for cutting what auto leaves undecided into cells.")
+@click.option("--branch", type=float, help="CPU seconds per instance to cut what auto leaves undecided into cells.")
 @click.option(
     "--property",
     "prop",

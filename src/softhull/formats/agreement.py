@@ -122,7 +122,7 @@ def _rounding(graph: Graph, x: Tensor, limits: torch.finfo) -> np.ndarray:
         return y + torch.where(y.isinf(), 0.0, moved)
 
     disturbed = graph.evaluate(x.repeat(SAMPLES, *[1] * (x.ndim - 1)), disturb).unflatten(0, (SAMPLES, -1))
-    moved = (disturbed - graph(x)).abs().nan_to_num(math.inf).flatten(2)
+    moved = (disturbed - graph(x)).abs().nan_to_num(math.inf).reshape(SAMPLES, len(x), -1)
     found: np.ndarray = moved.amax((0, 2)).numpy()
     return found
 

@@ -154,9 +154,16 @@ def load_dataset(path: str | Path, labels: str | Path | None = None) -> Dataset:
 
 
 def _checked(path: Path, raw: np.ndarray, y: np.ndarray) -> Dataset:
+    """Inputs and labels as a data set, or an error that says what does not fit."""
     if raw.ndim == 0 or y.ndim != 1 or len(raw) != len(y):
         raise DatasetError(f"{path}: x of shape {raw.shape} needs one label each, not y of shape {y.shape}")
-    if y.dtype.kind == "f" and (y == np.floor(y)).all():
+    if not len(raw):
+        raise DatasetError(f"{path}: x is empty; there is no input to ask about")
+    if y.dtype.kind == "f":
+        if not (y == np.floor(y)).all():
+            raise DatasetError(
+                f"{path}: labels must be whole numbers, counted from 0; y holds {y[y != np.floor(y)][0]}"
+            )
         y = y.astype(np.int64)
     if raw.dtype.kind not in "fiub" or y.dtype.kind not in "iub":
         raise DatasetError(f"{path}: x of type {raw.dtype} and y of type {y.dtype}; numbers are needed")

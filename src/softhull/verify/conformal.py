@@ -287,8 +287,14 @@ def study_conformal(
     finder = RangeFinder(open_networks(networks, x), method, bound, rounding, device_of(x, device))
     x, y = finder.inputs(x, y)
     calibration = len(x) // 2 if calibration is None else calibration
-    if not 0 < calibration < len(x) or splits < 1 or not 0 < alpha < 1:
-        raise InvalidInput(f"{splits} splits of {len(x)} samples with {calibration} for calibration, alpha {alpha}")
+    if not 0 < alpha < 1:
+        raise InvalidInput(f"alpha must be between 0 and 1, got {alpha}")
+    if splits < 1:
+        raise InvalidInput(f"splits must be at least 1, got {splits}")
+    if not 0 < calibration < len(x):
+        raise InvalidInput(
+            f"{calibration} of {len(x)} samples for calibration: at least one is needed there, and one for tests"
+        )
     attack = attack or ScoreAttack(seed=seed)
     worst = torch.cat([_attacked(finder, perturbation, attack, *part) for part in zip(x.split(BATCH), y.split(BATCH))])
     clean, around_clean, attacked, around = (finder.find(at, p, y) for at in (x, worst) for p in (None, perturbation))

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..deadlines import interrupt, passed, why_stopped
 from ..propagate.crown import OutOfTime
 from ..propagate.structure import positions
-from .problem import Effort, Problem, Solution
+from .problem import Effort, Problem, Solution, Tried
 
 
 def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
@@ -28,7 +28,7 @@ def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
                 work.attack(work.instances)
             for stage in stages(method, work):
                 problem.claims.improve(stage, work.found)
-                work.found.spent.charge(stage.instances)
+                work.tried(", ".join(stage.ways), stage.instances)
         if passed(effort.deadline):
             work.found.stopped = why_stopped()
     except OutOfTime:
@@ -65,7 +65,17 @@ class Work:
         """Attacks these instances unless time is up."""
         if len(instances) and not passed(self.effort.deadline):
             self.claims.attack(self.problem, self.effort, self.found, instances)
-            self.found.spent.charge(instances)
+            self.tried("attack", instances)
+
+    def tried(self, by: str, instances: Tensor) -> None:
+        """Charges these instances for the time since the last charge, and writes down what came of it."""
+        found = self.found
+        found.spent.charge(instances)
+        least = self.claims.least(found).tolist()
+        for i in instances.tolist():
+            steps = found.tried.setdefault(i, [])
+            spent = found.spent.of(i)["cpu_seconds"] - sum(step.cpu_seconds for step in steps)
+            steps.append(Tried(by, least[i], max(0.0, spent)))
 
     def note(self, instances: Iterable[int], line: str) -> None:
         """Notes a line for these instances."""

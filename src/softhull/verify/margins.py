@@ -111,6 +111,12 @@ class Margins:
         _, row = self.best_rows(found.bounds)
         return row[group, instance], instance
 
+    def worst_rows(self, found: Solution) -> tuple[Tensor, Tensor]:
+        """Of every open instance the open row with the smallest bound, and the instance."""
+        row, instance = self.open_rows(found, torch.ones_like(found.attack, dtype=torch.bool))
+        worst = _smallest(found.bounds[row, instance], instance)
+        return row[worst], instance[worst]
+
     def _bound(self, stage: Walks, found: Solution, row: Tensor, instance: Tensor) -> None:
         """Every way of a stage on those of the rows that those before it left unproved."""
         for way in stage.ways:

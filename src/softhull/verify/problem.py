@@ -36,6 +36,15 @@ class Effort:
 Proof = tuple[dict[str, Tensor], ...]
 
 
+@dataclass(frozen=True)
+class Tried:
+    """One step of a method on one instance: what was tried, the bound after it, and its share of the CPU seconds."""
+
+    by: str
+    bound: float
+    cpu_seconds: float
+
+
 @dataclass
 class Solution:
     """What is known of a batch so far. Bounds only ever get tighter, so that it is good whenever the work ends."""
@@ -46,6 +55,7 @@ class Solution:
     stopped: str = ""  # why the work was cut short, if it was
     notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
     cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut
+    tried: dict[int, list[Tried]] = field(default_factory=dict)  # by instance: the stages that worked on it
     grown: dict[int, Grown] = field(default_factory=dict)  # by instance: the trees of a search, where proofs are kept
     # By row and instance: what proved a row that the first linear walk did not.
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)

@@ -93,6 +93,7 @@ class Program:
     separate: bool
     deadline: float
 
+    ways = ("program",)
     together = 128  # rows solved for at once, whatever the number of instances
 
     def relaxed(self, at: Tensor, outward: bool) -> Program:

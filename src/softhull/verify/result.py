@@ -16,6 +16,7 @@ from ..show import data_frame, html_table, new_axes
 if TYPE_CHECKING:
     from ..branch.tree import Grown
     from ..propagate.optimize import Apart, Chosen
+    from .problem import Tried
 
 SCHEMA = "softhull-answer-1"  # docs/answer.schema.json
 
@@ -70,6 +71,8 @@ class Record:
     proved_by: Mapping[int, str] | None = field(default=None, compare=False)
     # What gradient steps chose, by rival: for the rival and for the logit differences before it.
     chosen: Mapping[int, tuple[Chosen, Apart]] = field(default_factory=dict, repr=False, compare=False)
+    # The stages that worked on it, first to last: what was tried, the bound after it, its share of the CPU seconds.
+    tried: tuple[Tried, ...] = field(default=(), repr=False, compare=False)
     # The cells that a search made of the region and how its bound rose, where proofs are kept.
     grown: Grown | None = field(default=None, repr=False, compare=False)
     predicted: int | None = None  # the class of the unperturbed input
@@ -80,7 +83,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite are None."""
-        plain = {
+        plain: dict[str, Any] = {
             "index": self.index,
             "verdict": self.verdict.value,
             "label": self.label,
@@ -93,6 +96,8 @@ class Record:
         }
         if self.message:
             plain["message"] = self.message
+        if self.tried:
+            plain["tried"] = [vars(step) | {"bound": finite(step.bound)} for step in self.tried]
         if self.from_store:
             plain["from_store"] = True
         if self.counterexample is not None:
@@ -110,8 +115,8 @@ class Record:
 
 
 def short_row(record: Any) -> dict[str, Any]:
-    """The record of any question as one line of a table: everything but inputs."""
-    return {name: value for name, value in record.to_dict().items() if name != "counterexample"}
+    """The record of any question as one line of a table: everything but inputs and the steps of the work."""
+    return {name: value for name, value in record.to_dict().items() if name not in ("counterexample", "tried")}
 
 
 @dataclass(frozen=True, repr=False)

@@ -424,7 +424,9 @@ def _record(case: _Case, i: int, place: int, solution: Solution, region: Region,
     best, _ = margins.best_rows(solution.bounds[:, place : place + 1])
     bound = float(best.min()) if len(best) else math.inf
     attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
-    known = {"bound": bound, "attack": attack, "grown": solution.grown.get(place), **solution.spent.of(place)}
+    tried = tuple(solution.tried.get(place, ()))
+    known: dict[str, Any] = {"bound": bound, "attack": attack, "grown": solution.grown.get(place), "tried": tried}
+    known |= solution.spent.of(place)
     if bound > 0:
         rows = margins.rows[:, place]
         least = rows.argmin(-1).tolist() if rows.shape[-1] > 1 else [1 - int(case.labels[i])] * len(rows)

@@ -17,12 +17,16 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput, SofthullError
-from ..graph.operator import Interval
+from ..graph.operator import Bilinear, Elementwise, Interval
+from ..graph.ops.normalize import Normalized
+from ..graph.ops.softmax import Softmax
 from ..graph.rounding import share, underflow
 from ..propagate import softmax_steps as softmaxes
+from ..propagate.account import account
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Auto, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
+from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.sharpen import sharpened
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
@@ -38,11 +42,14 @@ if TYPE_CHECKING:
 
 # The ways in which a stage may bound a row.
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
+ASCENDED = "second order, gradient"
 # A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
 # classes ends with its proof, but one about a score would go on through every stage for digits that nobody reads.
 SETTLED = 1e-3
 # Factorisations spent on one difference of logits: twelve instead of four gain a percent of a score.
 STEPS = 4
+# Gradient steps on all that is free in one quadratic, and how far they go.
+ASCENTS, RATE = 30, 0.1
 # A class whose probability stays below this share of that of another rival does not move a score.
 NEGLIGIBLE = 1e-3
 
@@ -83,9 +90,11 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     yield walks
     work.attack_open()
     before = work.claims.least(work.found)
-    yield from second_order(work, walks, second)
+    curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
+    yield from second_order(work, walks, second, curved, method.optimize > 0)
     if method.optimize:
-        yield from by_gradient(work, method.linear, None, ~(work.claims.least(work.found) > before))
+        stayed = ~(work.claims.least(work.found) > before)
+        yield from by_gradient(work, method.linear, None, stayed if moving is None else stayed & moving)
 
 
 @taken.register(Linear)
@@ -108,10 +117,42 @@ def _(method: Auto, given: Members) -> tuple[Joined | Layered, Any]:
     return taken(given.program, given) if given.feedforward else _as_walks(method, given)
 
 
-def second_order(work: Work, walks: Walks, method: SecondOrder) -> Iterator[Walks]:
-    """What second order adds to linear walks, on as many instances at once as fit."""
+def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
+    """Masks ``[B]``: of the instances that second order may prove, and of those that gradient steps may.
+
+    The account of the worst open row of every instance says what is lost where. Second order takes products as they
+    are, and what comes after them by better intervals; gradient steps move lines, planes and mixtures. What neither
+    touches stays lost: where that alone keeps the bound from being positive, they are left out.
+    """
+    curved = torch.zeros_like(work.found.attack, dtype=torch.bool)
+    claims, (bounds,) = cast("Margins", work.claims), walks.bounds  # only they have ends, and of one network
+    row, instance = claims.worst_rows(work.found)
+    rows = claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
+    found = account(bounds, rows, walks.places(instance))
+    first = min(i for i, node in enumerate(bounds.graph.nodes) if isinstance(node.operator, Bilinear))
+    gap = claims.offsets[row, instance] - found.bound
+    relaxed, apart = (Bilinear, Softmax, Elementwise), (Normalized,)
+    by_steps = found.lost(relaxed, apart)
+    by_products = found.lost(relaxed, apart, first - 1)
+    moving = curved.clone()
+    # A loss that is not a number says nothing against trying.
+    curved[instance], moving[instance] = ~(by_products <= gap), ~(by_steps <= gap)
+    for k in (by_products <= gap).nonzero()[:, 0].tolist():
+        name, most = found.dearest(k)
+        line = f"linear bounds only: {float(gap[k]):.2g} is missing, and what other methods improve costs"
+        work.note([int(instance[k])], f"{line} {float(by_products[k]):.2g} ({name} costs {most:.2g})")
+    return curved, moving
+
+
+def second_order(
+    work: Work, walks: Walks, method: SecondOrder, among: Tensor | None = None, ascend: bool = False
+) -> Iterator[Walks]:
+    """What second order adds to linear walks, on as many instances at once as fit, all or those of a mask ``[B]``.
+
+    ``ascend``: in the end by gradient steps on what is free in the quadratics.
+    """
     together = min(instances_together(bounds) for bounds in walks.bounds)
-    for part in pieces(work.open(), together):
+    for part in pieces(work.open(among), together):
         stage = Quadratics.after(work, walks.among(part), method)
         if stage is None:
             continue
@@ -125,6 +166,9 @@ def second_order(work: Work, walks: Walks, method: SecondOrder) -> Iterator[Walk
             yield replace(sharper, ways=(QUADRATIC,))
         if FITTED in stage.ways:
             yield sharper or stage
+        bent = (sharper or stage).bent(work) if ascend else None
+        if bent is not None:
+            yield bent
 
 
 def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor | None = None) -> Iterator[Walks]:
@@ -357,6 +401,8 @@ class Quadratics(Walks):
         assert places is not None
         flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
         goal = flat.new_full((len(flat),), math.inf) if target is None else target[0]
+        if way == ASCENDED:
+            return ascended_lower(found[0], flat, places, ASCENTS, RATE, goal)[None]
         if len(found) == 1:
             return found[0].lower(flat, places, self.steps, goal, way == FITTED)[None]
         noise = found[0].forms.noise
@@ -376,6 +422,24 @@ class Quadratics(Walks):
         rows = claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
         better = sharpened(self.second[0][0], rows, self.places(instance))
         return None if better is None else replace(self, second=((better,),))
+
+    def bent(self, work: Work) -> Quadratics | None:
+        """The same by gradient steps on all that is free in the quadratics of what is still open; None: nothing."""
+        left = work.open()
+        left = left[torch.isin(left, self.instances)]
+        if not len(left) or len(self.second) != 1 or len(self.second[0]) != 1:
+            return None
+        second = self.second[0][0]
+        if second is None or second.forms.noise_count > LARGEST:
+            return None
+        bounds = second.bounds.take(self.places(left))
+        try:
+            wider = SecondOrderBounds.of(bounds, rectified=True)
+        except (SofthullError, torch.linalg.LinAlgError):
+            return None
+        if wider.forms.noise_count > LARGEST:
+            return None
+        return replace(self, instances=left, bounds=(wider.bounds,), ways=(ASCENDED,), second=((wider,),), pairs=None)
 
     def _ways(self, number: int) -> tuple[str, ...]:
         if None in self.second[number]:

@@ -23,7 +23,8 @@ from .writer import norm_of
 
 COUNT = int(os.environ.get("SOFTHULL_FORGERIES", "20000"))
 SEED = int(os.environ.get("SOFTHULL_SEED", "0"))
-SEEDS = 4  # a planted error is looked for from
+SEEDS = 12  # a planted error is looked for from, as it is a matter of luck
+EACH = 300  # forgeries of an instance from each of them
 
 REFUSED = {"imports": "operator sets twice", "turned": "-inf in anything but a mask"}
 CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits", "tree", "cuts"}
@@ -66,18 +67,15 @@ def test_no_false_statement_is_accepted(all_instances: list[Instance], tmp_path:
 def test_planted_errors_are_found(
     planted: Planted, all_instances: list[Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The search of the first test, stopped where it finds something; it is a matter of luck, so from some seeds."""
-    chosen = [i for i in all_instances if i.name.split()[0] in planted.families]
+    """The search of the first test, from honest proofs of the checker as it is, stopped where it finds something."""
+    chosen = [instance for instance in all_instances if instance.name.split()[0] in planted.families]
     for instance in chosen:
         know(instance)
     planted.plant(monkeypatch)
-    budgets = dict(zip((i.name for i in all_instances), shares(all_instances, 20000)))
     for seed in range(SEED, SEED + SEEDS):
         hunts: dict[str, Hunt] = {}
-        for start in range(0, max(budgets.values()), 50):
+        for _ in range(0, EACH, 50):
             for instance in chosen:
-                if start >= budgets[instance.name]:
-                    continue
                 if instance.name not in hunts:
                     hunts[instance.name] = Hunt(instance, seed)
                 if false := hunts[instance.name].run(50).false:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @click.command("synth", short_help="Section 6: gaps of all bounds on synthetic regions.")
 @out_folder_option("out/synth", "Folder for the CSV files and figures.")
-@click.option("--regions", type=click.IntRange(min=2), default=100, show_default=True, help="Per setting.")
-@click.option("--points", type=click.IntRange(min=1), default=1000, show_default=True, help="Per region.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of regions and points.")
+@click.option("--regions", type=click.IntRange(min=2), default=100, show_default=True, help="Regions per setting.")
+@click.option("--points", type=click.IntRange(min=1), default=1000, show_default=True, help="Points per region.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed.")
 @workers_option
 def command(out: Path, regions: int, points: int, seed: int, workers: int) -> None:
     """Section 6 and its appendix: mean gaps of all bounds on synthetic input regions.

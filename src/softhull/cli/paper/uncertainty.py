@@ -22,7 +22,7 @@ from ..options import console, out_folder_option, threads_option, use_threads, w
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Test inputs: npz, IDX or CIFAR-10 binary; default: looked for in the folder.",
 )
-@click.option("--images", type=click.IntRange(min=1), default=100, show_default=True, help="How many, from the first.")
+@click.option("--images", type=click.IntRange(min=1), default=100, show_default=True, help="How many images.")
 @click.option("--separate", is_flag=True, help="The appendix's relaxation: every network has its own input.")
 @out_folder_option(text="Folder for CSV files.")
 @threads_option

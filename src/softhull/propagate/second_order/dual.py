@@ -135,7 +135,7 @@ def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tens
         if not len(active):
             break
         left[active] -= 1
-        tried = _levelled(_lifted(torch.maximum(start[active], share * scale[active])), ball)
+        tried = levelled(_lifted(torch.maximum(start[active], share * scale[active])), ball)
         found = problem.take(active).certified(tried)
         good = found > -math.inf
         value[active[good]], d[active[good]] = found[good], tried[good]
@@ -168,8 +168,8 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, targe
         best[active[better]], best_value[active[better]] = d[better], value[better]
         barrier = weight[active] * cost(d, ball) / d.shape[-1]
         step = (found.x.square() + barrier[:, None] * found.diagonal.clamp(min=0)).sqrt()
-        moved = _levelled(_lifted(d * step), ball, step)
-        back = _levelled((d * best[active]).sqrt(), ball)
+        moved = levelled(_lifted(d * step), ball, step)
+        back = levelled((d * best[active]).sqrt(), ball)
         weight[active] = torch.where(good, weight[active] * 0.4, weight[active])
         d = torch.where((good & moved.isfinite().all(-1))[:, None], moved, back)
         # A little more than the target, so that rounding does not lose it again.
@@ -182,12 +182,30 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, targe
     return best
 
 
+def fixed_point(problem: Problem, d: Tensor, solved: Solved, times: int = 2) -> Tensor:
+    """Multipliers after a few fixed-point steps from feasible ones, half steps where whole ones lose much."""
+
+    def value(d: Tensor, solved: Solved) -> Tensor:
+        return -(cost(d, problem.ball) + (problem.linear * solved.x).sum(-1) / 2)
+
+    for _ in range(times):
+        barrier = 0.01 * cost(d, problem.ball) / d.shape[-1]
+        step = (solved.x.square() + barrier[:, None] * solved.diagonal.clamp(min=0)).sqrt()
+        moved, before = levelled(_lifted(d * step), problem.ball, step), value(d, solved)
+        for tried in (levelled((d * moved).sqrt(), problem.ball), moved):
+            found = problem.solve(tried)
+            good = (found.feasible & (value(tried, found) > before - 0.05 * before.abs()))[:, None]
+            d = torch.where(good, tried, d)
+            solved = Solved(solved.feasible, *(torch.where(good, new, old) for new, old in zip(found[1:], solved[1:])))
+    return d
+
+
 def _lifted(d: Tensor) -> Tensor:
     """No multiplier much smaller than the mean: it would gain nothing and cost digits."""
     return torch.maximum(d, 1e-5 * d.mean(-1, keepdim=True))
 
 
-def _levelled(d: Tensor, ball: Tensor | None, step: Tensor | None = None) -> Tensor:
+def levelled(d: Tensor, ball: Tensor | None, step: Tensor | None = None) -> Tensor:
     """One multiplier for all noise in a ball: a larger one costs nothing more."""
     if ball is None or not bool(ball.any()):
         return d

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...graph.graph import Graph
 from ...graph.operator import Bilinear, Elementwise, Interval
 from ...graph.ops.matmul import MatMul
+from ...graph.ops.relu import Relu
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
@@ -63,7 +64,7 @@ class Forms:
     way, so that their planes are at least as good as before.
     """
 
-    def __init__(self, bounds: LinearBounds, memory: int | None = None) -> None:
+    def __init__(self, bounds: LinearBounds, memory: int | None = None, rectified: bool = False) -> None:
         self.bounds = bounds
         self.graph = bounds.graph
         self.memory = TENSORS * bounds.memory if memory is None else memory
@@ -77,6 +78,10 @@ class Forms:
         self.forgotten = 0  # products whose factors did not fit
         self.errors: dict[int, Tensor] = {}  # radii of the fresh noise of probabilities
         self.logits: dict[int, LogitRows] = {}
+        # Where asked for, by rectifier: the form of what it is applied to, and the number of its basis.
+        self.rectified: dict[int, tuple[AffineForm, int]] = {}
+        nodes = enumerate(self.graph.nodes)
+        self._rectifiers = {i for i, node in nodes if rectified and isinstance(node.operator, Relu)}
         self._forms: dict[int, AffineForm] = {-1: form}
         self._gauge: Gauge | None = None
         self._metric: Tensor | None = None
@@ -84,10 +89,11 @@ class Forms:
     def build(self) -> Self:
         """All forms that are needed, first to last; at the end the bounds know better differences."""
         bounds = self.bounds
-        needed = needed_forms(self.graph)
-        last_use = last_uses(self.graph, needed)
-        products = [i for i, node in enumerate(self.graph.nodes) if isinstance(node.operator, Bilinear)]
-        for index in range(-1, max(products, default=-1)):
+        products = {i for i, node in enumerate(self.graph.nodes) if isinstance(node.operator, Bilinear)}
+        asking = products | self._rectifiers
+        needed = needed_forms(self.graph, asking)
+        last_use = last_uses(self.graph, needed, asking)
+        for index in range(-1, max(asking, default=-1)):
             bounds.check_time()
             if index >= 0 and index in needed:
                 node = self.graph.nodes[index]
@@ -124,6 +130,7 @@ class Forms:
         forms = [*self._forms.values(), *(form for found in self.factors.values() for form in (found.x, found.y))]
         rows = self.logits.values()
         metrics = [found.metric for found in self.factors.values() if found.metric is not None]
+        forms += [form for form, _ in self.rectified.values()]
         tensors = [*(form.slope for form in forms), *(t for row in rows for t in (row.slope, *row.remainder)), *metrics]
         return sum(basis.bytes for basis in self.bases.values()) + _bytes(tensors)
 
@@ -134,6 +141,9 @@ class Forms:
     def _fit(self) -> None:
         """Reduce what is held to the memory allowed."""
         self._release_bases()
+        if self.held() > self.memory:  # products matter more
+            self.rectified.clear()
+            self._release_bases()
         if self.held() > self.memory:
             self._merge_noise()
         if self.held() > self.memory and self._forms:
@@ -163,6 +173,7 @@ class Forms:
         """Drop the bases in which nothing is written any more."""
         products, rows = self.factors.values(), self.logits.values()
         used = {self.current, *(found.basis for found in products), *(found.basis for found in rows)}
+        used |= {number for _, number in self.rectified.values()}
         self.bases = {number: basis for number, basis in self.bases.items() if number in used}
 
     def _merge_noise(self) -> None:
@@ -216,6 +227,8 @@ class Forms:
     def _collect(self, index: int) -> None:
         """Keeps the forms of both factors of a product, and the errors of those that are probabilities."""
         node = self.graph.nodes[index]
+        if index in self._rectifiers:
+            self.rectified[index] = self._forms[node.inputs[0]], self.current
         if not isinstance(node.operator, Bilinear):
             return
         x, y = (self._forms[i] for i in node.inputs)
@@ -325,10 +338,10 @@ class Forms:
         return whole if bool(used.all()) else Gauge(basis, self.noise, used)
 
 
-def needed_forms(graph: Graph) -> set[int]:
-    """The nodes whose forms the products need; logits that are a product themselves are taken from its factors."""
+def needed_forms(graph: Graph, asking: set[int]) -> set[int]:
+    """The nodes whose forms some need of their inputs; logits that are a product are taken from its factors."""
     needed: set[int] = set()
-    waiting = [i for node in graph.nodes if isinstance(node.operator, Bilinear) for i in node.inputs]
+    waiting = [i for index in asking for i in graph.nodes[index].inputs]
     while waiting:
         index = waiting.pop()
         if index < 0 or index in needed:
@@ -343,11 +356,11 @@ def needed_forms(graph: Graph) -> set[int]:
     return needed
 
 
-def last_uses(graph: Graph, needed: set[int]) -> dict[int, int]:
-    """The last node whose rule, or whose place among the products, asks for the form of a node (-1 is the input)."""
+def last_uses(graph: Graph, needed: set[int], asking: set[int]) -> dict[int, int]:
+    """The last node whose rule, or whose place among those asking, asks for the form of a node (-1 is the input)."""
     found = dict.fromkeys((-1, *needed), -1)
     for index, node in enumerate(graph.nodes):
-        asked = node.inputs if index in needed or isinstance(node.operator, Bilinear) else ()
+        asked = node.inputs if index in needed or index in asking else ()
         if index in needed and ProductLogits.fits(graph, index):
             asked = graph.nodes[node.inputs[0]].inputs
         found |= dict.fromkeys(asked, index)

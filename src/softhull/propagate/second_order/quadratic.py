@@ -86,13 +86,13 @@ class DenseQuadratic(Problem):
     def row_sums(self) -> Tensor:
         return self.B.abs().sum(-1)
 
-    def _shifted(self, d: Tensor) -> Tensor:
+    def shifted(self, d: Tensor) -> Tensor:
         """``diag(d) + B``; noise that enters nowhere gets a diagonal of its own, which is free."""
         idle = (self.linear == 0) & (self.B == 0).all(-1)
         return self.B + torch.diag_embed(torch.where(idle, torch.ones_like(d), d))
 
     def solve(self, d: Tensor) -> Solved:
-        factor, info = torch.linalg.cholesky_ex(self._shifted(d))
+        factor, info = torch.linalg.cholesky_ex(self.shifted(d))
         inverse = torch.cholesky_inverse(factor)
         x = (inverse @ self.linear[..., None])[..., 0] / 2
         return Solved(info == 0, x, inverse.diagonal(dim1=-2, dim2=-1))
@@ -106,7 +106,7 @@ class DenseQuadratic(Problem):
         tiny = underflow(linear.dtype)
         usable = d.isfinite().all(-1) & (d >= 0).all(-1)
         d = torch.where(usable[:, None], d, torch.ones_like(d))
-        M = self._shifted(d)
+        M = self.shifted(d)
         # The symmetric part and the diagonal are rounded once each; (n + 3) u tr(M) covers the factorisation.
         trace = M.diagonal(dim1=-2, dim2=-1).abs().sum(-1)
         once = accumulated(2, linear.dtype) * M.norm(dim=(-2, -1))

@@ -20,10 +20,12 @@ from ...graph.ops.softmax import Softmax
 from ...graph.rounding import accumulated, share
 from .. import softmax_steps as softmaxes
 from ..crown import LinearBounds, LinearWalk
+from ..free import Free
 from ..knowledge import Knowledge
 from ..structure import pieces, positions
 from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
+from .bent import Bent
 from .blocks import BlockQuadratic
 from .dual import bound, maximise, vertex_minimiser
 from .fitted_rows import FittedRows
@@ -46,6 +48,11 @@ class Quadratic:
     linear: Tensor
     bases: list[Basis]  # with maps [P, r, n'] of some of the noise
     matrices: list[Tensor]  # symmetric C [P, r, r]
+
+    def detached(self) -> Quadratic:
+        """The same numbers, no longer functions of free parameters."""
+        matrices = [matrix.detach() for matrix in self.matrices]
+        return Quadratic(self.constant.detach(), self.linear.detach(), self.bases, matrices)
 
     def corner(self) -> Tensor:
         """A corner of the noise ``[P, n]`` where the quadratic is small."""
@@ -89,12 +96,13 @@ class SecondOrderBounds:
     forms: Forms
 
     @staticmethod
-    def of(bounds: LinearBounds, memory: int | None = None) -> SecondOrderBounds:
+    def of(bounds: LinearBounds, memory: int | None = None, rectified: bool = False) -> SecondOrderBounds:
         """Affine forms over the region, in ``memory`` bytes (by default 32 times what ``bounds`` may use for a tensor).
 
-        The bounds it works with know the differences that the forms gave.
+        The bounds it works with know the differences that the forms gave. ``rectified``: also forms of what rectifiers
+        are applied to, so that free parameters may bend the lines around these.
         """
-        forms = Forms(bounds, memory).build()
+        forms = Forms(bounds, memory, rectified).build()
         for index in forms.errors:  # found once here, taken along by every piece of work
             softmaxes.row_planes(forms.bounds, index)
         return SecondOrderBounds(forms.bounds, forms)
@@ -110,15 +118,17 @@ class SecondOrderBounds:
         near: Tensor | None = None,
         index: int | None = None,
         start: Claim | None = None,
+        free: Free | None = None,
     ) -> Quadratic:
         """The quadratics below ``<rows [P, *shape], node>`` of some instances ``[P]``, repetitions allowed.
 
         The node is that of number ``index``, by default the output.
         ``start``: another claim to begin with, about the same output and more.
-        With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short.
+        With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short;
+        with free parameters the relaxations are those that these stand for.
         """
         bounds, forms = self.bounds.take(instances), self.forms
-        walk = _Collecting(bounds, forms, instances, near)
+        walk = _Collecting(bounds, forms, instances, near, free)
         first = len(bounds.graph.nodes) - 1 if index is None else index
         claim = walk.back(Claim.on(first, rows[None]) if start is None else start)
         P = len(rows)
@@ -158,7 +168,7 @@ class SecondOrderBounds:
         logits instead of planes, which costs more.
         """
         found = []
-        for part in pieces(positions(rows), self._together()):
+        for part in pieces(positions(rows), self.together()):
             quadratic = self.quadratic(rows[part], instances[part], None, index)
             low = None
             for _ in range(_FITS if fitted else 0):
@@ -169,7 +179,7 @@ class SecondOrderBounds:
             found.append(bound_quadratic(quadratic, self.forms.noise, steps, target[part]) if low is None else low)
         return torch.cat(found) if found else rows.new_zeros(0)
 
-    def _together(self) -> int:
+    def together(self) -> int:
         """How many quadratics to work on at once: few enough to stay near the processor."""
         entries = self.forms.basis.size * self.forms.basis.noise
         return max(1, _NEAR // (8 * entries))
@@ -181,8 +191,10 @@ class _Collecting(LinearWalk):
     ``matrices [P, r, r]`` are the quadratics collected, by the number of their basis, ``fits`` the rows fitted.
     """
 
-    def __init__(self, bounds: LinearBounds, forms: Forms, instances: Tensor, near: Tensor | None) -> None:
-        super().__init__(bounds)
+    def __init__(
+        self, bounds: LinearBounds, forms: Forms, instances: Tensor, near: Tensor | None, free: Free | None
+    ) -> None:
+        super().__init__(bounds, free=free)
         self.forms, self.instances, self.near = forms, instances, near
         self.bases = {number: basis.take(instances) for number, basis in forms.bases.items()}
         self.matrices: dict[int, Tensor] = {}
@@ -196,9 +208,13 @@ class _Collecting(LinearWalk):
             number = factors.basis
             split = _Split(node.operator, A[0], factors, self.bases[number])
             backs, shift = split.linear()
-            deviations = split.matrix()
-            self.matrices[number] = self.matrices[number] + deviations if number in self.matrices else deviations
+            self._add(number, split.matrix())
             return zip(node.inputs, backs), shift - split.charge()
+        if self.free is not None and index in self.forms.rectified:
+            form, number = self.forms.rectified[index]
+            bent = Bent(self.bounds, index, A[0], form.take(self.instances), self.bases[number], self.free)
+            self._add(number, bent.matrix())
+            return zip(node.inputs, bent.linear()), bent.shift()
         if self.near is not None and index in self.forms.logits:
             assert isinstance(node.operator, Softmax)
             if node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None:
@@ -208,6 +224,9 @@ class _Collecting(LinearWalk):
                 on_logits, shift = fit.linear(A.shape[2:])
                 return zip(node.inputs, on_logits), shift
         return super().step(index, A)
+
+    def _add(self, number: int, matrix: Tensor) -> None:
+        self.matrices[number] = self.matrices[number] + matrix if number in self.matrices else matrix
 
 
 def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) -> Tensor:

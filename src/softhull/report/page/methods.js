@@ -112,7 +112,7 @@ function drawCost(rows) {
   section(
     "cost",
     "Cost",
-    "CPU time of an input, on a logarithmic scale. Inputs worked on together share their time equally.",
+    "CPU time of an input, on a logarithmic scale. A stage that works on several inputs shares its time among them.",
     chart(
       "cost",
       "line",

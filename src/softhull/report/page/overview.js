@@ -104,7 +104,7 @@ function drawHeadline(rows) {
     value: (item) => median(item.rows.map((row) => columns.cpu[row])),
     show: (item) => seconds(median(item.rows.map((row) => columns.cpu[row]))),
     wide: true,
-    hint: "Median CPU time of an input; inputs worked on together share their time equally",
+    hint: "Median CPU time of an input; a stage that works on several inputs shares its time among them",
   };
   section(
     "headline",
