@@ -152,7 +152,6 @@ PLANTED = [
       ("affine", "relu", "residual")),
     P("where a cut is forgotten", K, "lower_bounds", " - cut.sign * share * arb(cut.value)", "",
       ("affine", "relu", "residual")),
-    P("multipliers of any sign", K, "lower_bounds", "len(self.cuts), low=0.0", "len(self.cuts)", ("relu", "attention")),
     P("what a cell learns leaves it", K, "within", "{i: dict(known) for i, known in self._apart.items()}",
       "self._apart", ("relu", "attention")),
     # Operators that are made of others, masks, ranges of probabilities
