@@ -204,6 +204,12 @@ def test_brier_parts_add_up_and_vanish_where_they_should() -> None:
     assert level["within"] == pytest.approx(0, abs=1e-15)
 
 
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)])
+def test_auroc_needs_samples_on_both_sides(sizes: tuple[int, int]) -> None:
+    with pytest.raises(InvalidInput, match="empty"):
+        auroc(np.ones(sizes[0]), np.ones(sizes[1]))
+
+
 def test_auroc_counts_pairs() -> None:
     rng = np.random.default_rng(7)
     for _ in range(50):
