@@ -114,32 +114,23 @@ def random_inner(seed: int, kind: str = "relu") -> Problem:
     else:
         generator = torch.Generator().manual_seed(seed)
         graph = random_graph(generator, int(rng.integers(2, 7)), (5, 4), 3, activation=kind, softmax=False)
-    x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
-    region = Perturbation(float(rng.uniform(0.05, 0.3))).around(x)
-    row = torch.from_numpy(rng.normal(size=(1, *graph.output_shape)))
-    offset = torch.from_numpy(rng.normal(size=1))
-    bounds = LinearBounds(graph, region, SecondOrder().linear)
-    leaves = CutLeaves(bounds, torch.zeros(1, dtype=torch.long), row, offset)
-
-    def objective(x: Tensor) -> Tensor:
-        return (graph(x).flatten(1) * row.flatten()).sum(1) - offset
-
-    def cut_value(cut: Cut, x: Tensor) -> Tensor:
-        return _entry(cut, x if cut.node < 0 else graph.values(x)[cut.node])
-
-    return Problem(leaves, region, objective, cut_value)
+    return _with_inner_cuts(rng, graph, CutLeaves)
 
 
 def random_product(seed: int) -> Problem:
     """A network with attention whose logits and activations are cut, by second order."""
     rng = np.random.default_rng([seed, 10])
-    graph: Graph = random_attention(rng)
+    return _with_inner_cuts(rng, random_attention(rng), ProductLeaves)
+
+
+def _with_inner_cuts(rng: np.random.Generator, graph: Graph, kind: type[CutLeaves | ProductLeaves]) -> Problem:
+    """A random row of a network over a random box, its cells bounded with cuts inside."""
     x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
     region = Perturbation(float(rng.uniform(0.05, 0.3))).around(x)
     row = torch.from_numpy(rng.normal(size=(1, *graph.output_shape)))
     offset = torch.from_numpy(rng.normal(size=1))
     bounds = LinearBounds(graph, region, SecondOrder().linear)
-    leaves = ProductLeaves(bounds, torch.zeros(1, dtype=torch.long), row, offset)
+    leaves = kind(bounds, torch.zeros(1, dtype=torch.long), row, offset)
 
     def objective(x: Tensor) -> Tensor:
         return (graph(x).flatten(1) * row.flatten()).sum(1) - offset
