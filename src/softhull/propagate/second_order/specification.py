@@ -130,9 +130,12 @@ class SecondOrderBounds:
         are applied to, so that free parameters may bend the lines around these.
         """
         forms = Forms(bounds, memory, rectified).build()
+        bounds = forms.bounds
         for index in forms.errors:  # found once here, taken along by every piece of work
-            softmaxes.row_planes(forms.bounds, index)
-        return SecondOrderBounds(forms.bounds, forms)
+            softmaxes.row_planes(bounds, index)
+            if index in forms.parallel:
+                bounds = softmaxes.meeting(bounds, index, forms.parallel[index])
+        return SecondOrderBounds(bounds, forms)
 
     def knowing(self, knowledge: Knowledge) -> SecondOrderBounds:
         """The same with other knowledge for its linear walks."""
