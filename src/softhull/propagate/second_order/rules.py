@@ -20,6 +20,7 @@ from ...graph.ops.normalize import InverseDeviation
 from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import outward, ulps
+from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm
 from .elementwise import parallel_band
 from .logits import ProductLogits
@@ -168,11 +169,14 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     at, differences = logits.at, rows.differences
     if masked is not None:
         at, differences = _far_below(masked[..., shown], at, differences)
-    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach)
+    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach, logits.variance)
     leak = torch.zeros_like(at[..., :1])
     if masked is not None:
         leak = _by_rows(operator.leak(lower, upper), axis)
         affine = _leaking(masked[..., shown], affine, leak)
+    if len(shown) == len(seen):
+        below, above = affine.value - affine.error, affine.value + affine.error
+        forms.parallel[index] = DensePlanes(affine.at, below, above, affine.slope, affine.slope)
     slope, (low, high) = logits.combined(affine.slope)
     value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
     if len(shown) < len(seen):
