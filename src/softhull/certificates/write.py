@@ -117,11 +117,12 @@ def _lead(
         return "the checker has no rule for cuts of differences of logits yet"
     proof.prepare([logits], contract=contracted)
     cut = [k for k, how in (hows or {}).items() if how == "cuts"]
-    followed = _followed(proof, network) if chosen or cut else None
-    if cut and followed is not None and perturbation is not None:
+    followed = None
+    if (chosen or cut) and perturbation is not None:
+        followed, region = _followed(proof, network, perturbation)
+    if cut and followed is not None:
         from .cuts import prove_cuts
 
-        region = _around(proof, followed.graph.input_shape, perturbation)
         for rival in [k for k in cut if not rivals or k in rivals]:
             prove_cuts(proof, followed, region, logits, label, [rival] if rivals else [])
     if not rivals:
@@ -165,12 +166,15 @@ def _verdict(margin: float) -> str:
     return "" if margin > 0 else f"the rules of the checker prove a margin of {margin:.3g} only"
 
 
-def _followed(proof: Proof, network: Network | None) -> Followed:
-    """Choices of a run on the network, by default on that of the model file."""
+def _followed(proof: Proof, network: Network | None, perturbation: AnyPerturbation) -> tuple[Followed, Region]:
+    """Choices of a run on the network, by default on that of the model file, and the region of the run."""
     from ..formats.onnx import load_onnx
+    from ..verify.ensemble import Ensemble, Joined
     from .gradient import Followed
 
-    return Followed(proof, (network or load_onnx(proof.models[0])).logits)
+    graph = (network or load_onnx(proof.models[0])).logits
+    region = _around(proof, graph.input_shape, perturbation)
+    return Followed(proof, Joined((Ensemble(graph),)).over(region).graphs[0].graph), region
 
 
 @_proving

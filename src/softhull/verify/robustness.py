@@ -356,6 +356,9 @@ class _Asked:
         width = self.networks.graphs[0].structure.width(len(self.case.graph.nodes) - 1)
         return min(_BATCH, max(1, self.effort.memory // (8 * 4 * width)))
 
+    def apart(self, batch: Tensor) -> list[Tensor]:
+        return [batch[part.cpu()] for part in self.networks.alike(self.region.take(batch))]
+
     def answer(self, batch: Tensor) -> list[Record]:
         case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)
         effort = replace(self.effort, deadline=self.limits.for_batch(len(batch)))

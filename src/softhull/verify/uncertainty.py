@@ -254,6 +254,9 @@ class _Asked:
     seed: int
     proofs: bool
 
+    def apart(self, batch: Tensor) -> list[Tensor]:
+        return [batch[part.cpu()] for part in self.bounded.alike(self.region.take(batch.to(self.x.device)))]
+
     def answer(self, batch: Tensor) -> list[ScoreRecord]:
         """The attack, then the best bound; a deadline leaves the best found so far."""
         bounded, score = self.bounded, self.score
