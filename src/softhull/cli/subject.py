@@ -21,6 +21,37 @@ _NAMES = ("norm", "clip", "normalize", "only", "box", "alternatives", "at_most")
 _FIELDS = ("models", "data", "indices", "eps", *_NAMES, "fix", "perturb")
 
 
+class Radii(click.ParamType):
+    """Radii as a tuple, each a number, one number per channel, or the name of an npy file of them.
+
+    Commas stand between ``several`` radii, or between the channels of the only one.
+    """
+
+    name = "radius"
+
+    def __init__(self, several: bool) -> None:
+        self.several = several
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        found = tuple(self._one(entry.strip(), param, ctx) for entry in str(value).split(","))
+        if self.several or len(found) == 1:
+            return found
+        if any(isinstance(entry, str) for entry in found):
+            self.fail(f"{value!r} must be numbers, one per channel, or one npy file", param, ctx)
+        return (found,)
+
+    def _one(self, entry: str, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        """A number, or a file that is there."""
+        if entry.endswith(".npy"):
+            return str(_FILE.convert(entry, param, ctx))
+        try:
+            return float(entry)
+        except ValueError:
+            self.fail(f"{entry!r} is neither a number nor an npy file", param, ctx)
+
+
 @dataclass(frozen=True)
 class Subject:
     """The options of a command that say what it is about."""
@@ -28,7 +59,7 @@ class Subject:
     models: tuple[str, ...]
     data: str | None
     indices: str | None
-    eps: tuple[float, ...] | None
+    eps: tuple[Any, ...] | None  # radii: see Radii
     fix: tuple[str, ...]
     perturb: str | None
     norm: str
@@ -45,7 +76,7 @@ class Subject:
         return self.alternatives is None and self.box is None
 
     @property
-    def radii(self) -> tuple[float | None, ...]:
+    def radii(self) -> tuple[Any, ...]:
         """The radii to ask about: those named, or none where the region has none."""
         if not self.eps and self.needs_radius:
             raise click.UsageError("name --eps")
@@ -79,8 +110,8 @@ class Subject:
         file = {"path": dataset.path, "file_sha256": dataset.sha256, "indices": self.indices}
         return answer | {"data": answer.get("data", {}) | file}
 
-    def perturbation(self, eps: float | None) -> Perturbation | Alternatives:
-        """The region around every input."""
+    def perturbation(self, eps: Any) -> Perturbation | Alternatives:
+        """The region around every input; the radius is one of ``radii``."""
         from ..formats.datasets import load_alternatives, load_array
         from ..regions import Perturbation
 
@@ -92,6 +123,7 @@ class Subject:
             raise click.UsageError("--at-most belongs to --alternatives")
         lower, upper = (None, None) if self.box is None else (load_array(file) for file in self.box)
         only = None if self.only is None else load_array(self.only)
+        eps = load_array(eps) if isinstance(eps, str) else eps
         return Perturbation(eps, float(self.norm), self.clip, self.normalize, only, lower, upper)
 
     def described(self) -> dict[str, Any]:
@@ -107,7 +139,6 @@ def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Com
     ``ensemble``: several models, and data are required; ``radii``: several radii.
     """
     kind = {"metavar": "MODELS...", "nargs": -1} if ensemble else {"metavar": "MODEL", "nargs": 1}
-    numbers = NumberList(least=0) if radii else click.FLOAT
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -115,13 +146,11 @@ def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Com
             own = {name: options.pop(name) for name in _FIELDS}
             if not ensemble:
                 own["models"] = (own["models"],)
-            if not radii and own["eps"] is not None:
-                own["eps"] = (own["eps"],)
             return command(*args, subject=Subject(**own), **options)
 
-        return _options(
-            kind, ensemble, numbers, "Radii, separated by commas." if radii else "Radius of the perturbation."
-        )(run)
+        several = "Radii, separated by commas; an npy file is one radius per entry."
+        one = "Radius of the perturbation; 0.01,0.02: one per channel; an npy file: one per entry."
+        return _options(kind, ensemble, Radii(radii), several if radii else one)(run)
 
     return decorate
 
