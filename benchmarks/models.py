@@ -379,7 +379,7 @@ _TIMM = {"num_classes": CLASSES, "in_chans": 1, "img_size": 8}
 @model(
     "timm Swin",
     "SwinTransformer",
-    {"patch_size": 2, "embed_dim": WIDTH, "depths": (2,), "num_heads": (2,), "window_size": 2, **_TIMM},
+    {"patch_size": 2, "embed_dim": WIDTH, "depths": (2,), "num_heads": (2,), "window_size": 2, "mlp_ratio": 2, **_TIMM},
 )
 @model("timm MLP-Mixer", "MlpMixer", {"patch_size": 4, "embed_dim": WIDTH, "num_blocks": 1, **_TIMM})
 @model(
