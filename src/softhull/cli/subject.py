@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _NAMES = ("norm", "clip", "normalize", "only", "box", "alternatives", "at_most")
-_FIELDS = ("models", "data", "indices", "eps", *_NAMES, "fix", "perturb")
+_FIELDS = ("models", "data", "indices", "eps", *_NAMES, "fix", "perturb", "output")
 
 
 class Radii(click.ParamType):
@@ -62,6 +62,7 @@ class Subject:
     eps: tuple[Any, ...] | None  # radii: see Radii
     fix: tuple[str, ...]
     perturb: str | None
+    output: str | None
     norm: str
     clip: tuple[float, float] | None
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None
@@ -84,7 +85,7 @@ class Subject:
 
     def networks(self) -> list[Network]:
         """The models, with some inputs fixed and cut at the tensor to perturb."""
-        from ..formats.datasets import load_array
+        from ..formats.datasets import load_array, load_dataset
         from ..formats.onnx import load_onnx
 
         fixed = {}
@@ -93,7 +94,11 @@ class Subject:
             if not equals or not name:
                 raise click.BadParameter(f"{entry!r} is not NAME=FILE", param_hint="--fix")
             fixed[name] = load_array(file)
-        return [load_onnx(model, fixed, self.perturb) for model in self.models]
+        example = None
+        if self.perturb is not None and self.data is not None:
+            data = load_dataset(self.data)
+            example = data.raw[self.wanted(data)[:1]]
+        return [load_onnx(model, fixed, self.perturb, self.output, example) for model in self.models]
 
     def dataset(self, networks: Sequence[Network], path: str | None = None) -> Dataset:
         """The data (or those at another path), the inputs as the networks take them."""
@@ -128,7 +133,7 @@ class Subject:
 
     def described(self) -> dict[str, Any]:
         """The options for records; those that were not given are left out, but for norm and clip."""
-        given = {name: getattr(self, name) for name in (*_NAMES, "fix", "perturb")}
+        given = {name: getattr(self, name) for name in (*_NAMES, "fix", "perturb", "output")}
         about = {"models": list(self.models), "data": self.data}
         return about | {name: value for name, value in given.items() if value or name in ("norm", "clip")}
 
@@ -186,4 +191,5 @@ def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) ->
         click.option("--at-most", type=click.IntRange(min=0), help="Words that may change at once; default: all."),
         click.option("--fix", multiple=True, metavar="NAME=FILE", help="Fix an input of the model to an npy file."),
         click.option("--perturb", metavar="TENSOR", help="Perturb this tensor of the model, or embeddings."),
+        click.option("--output", metavar="NAME", help="The output to bound, of a model with several."),
     )
