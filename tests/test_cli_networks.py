@@ -101,6 +101,24 @@ def test_a_radius_for_every_entry(folder: Path, command: str) -> None:
     assert run("check", proof, "--model", folder / "net.onnx").exit_code == 0
 
 
+def test_certificates_are_about_a_model_with_its_constants_computed_where_the_checker_needs_that(folder: Path) -> None:
+    model = onnx.load(folder / "net.onnx")
+    model.graph.initializer[0].name = "before"
+    norm = helper.make_node("LayerNormalization", ["before", "scale"], ["W"], axis=-1)
+    model.graph.node.insert(0, norm)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2, dtype=np.float32), "scale"))
+    onnx.save(model, folder / "normed.onnx")
+    done = run(
+        *("verify", folder / "normed.onnx", "--data", folder / "data.npz", "--eps", 0.2),
+        *("--indices", "0:1", "--certificates", folder / "proofs"),
+    )
+    assert "once its constants are computed: certificates are about" in done.stderr
+    (made,), (proof,) = (folder / "proofs").glob("*.onnx"), (folder / "proofs").glob("*.npz")
+    assert str(made) in done.stderr
+    assert run("check", proof, "--model", made).exit_code == 0
+    assert run("check", proof, "--model", folder / "net.onnx").exit_code == 1
+
+
 def test_a_mask_of_no_entries_gets_a_word(folder: Path) -> None:
     np.save(folder / "none.npy", np.zeros(2, dtype=bool))
     asked = "verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--only", folder / "none.npy"

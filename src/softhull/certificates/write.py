@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -383,10 +384,17 @@ class Folder:
 
     def model(self, network: Network, path: str) -> str:
         """The file that certificates of a network are about: its own, or here, if inputs were fixed or it was cut."""
-        if not network.changed:
-            return path
-        made = self.path / f"{Path(path).stem}-{network.sha256[:12]}.onnx"
-        made.write_bytes(network.model)
+        return self._written(path, network.model) if network.changed else path
+
+    def simpler(self, network: Network, path: str) -> str:
+        """A copy of the model here, in which what depends on no input is computed: the checker reads more of these."""
+        from ..formats.cut import with_constants
+
+        return self._written(path, with_constants(network.model))
+
+    def _written(self, path: str, model: bytes) -> str:
+        made = self.path / f"{Path(path).stem}-{hashlib.sha256(model).hexdigest()[:12]}.onnx"
+        made.write_bytes(model)
         return str(made)
 
     def keep(self, index: int, make: Callable[[], Certificate]) -> Certificate | None:

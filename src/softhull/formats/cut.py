@@ -118,6 +118,14 @@ def cut(
     return Front(name, inputs[0].name, front.shape, front.dtype, made, tuple(beside.items()))
 
 
+def with_constants(content: bytes) -> bytes:
+    """A model file without external data in which what depends on no input is computed, as the runtime computes it."""
+    model = onnx.ModelProto()
+    model.ParseFromString(content)
+    _fold(model)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
 def _replace(graph: Any, nodes: Sequence[Any], constants: Sequence[Any], inputs: Sequence[Any]) -> None:
     copies = [[_copy(entry) for entry in part] for part in (nodes, constants, inputs)]
     for name, part in zip(("node", "initializer", "input", "value_info"), (*copies, [])):
