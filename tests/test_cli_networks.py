@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -90,11 +91,10 @@ def test_a_radius_for_every_entry(folder: Path, command: str) -> None:
     )
     bounds = [[record["bound"] for record in records] for records in (typed, read, alike)]
     assert bounds[0] == bounds[1] != bounds[2]
+    questions: dict[str, Any] = {"verify": softhull.verify_robustness, "uncertainty": softhull.verify_uncertainty}
     with np.load(folder / "data.npz") as data:
-        question = {"verify": softhull.verify_robustness, "uncertainty": softhull.verify_uncertainty}[command]
-        found = question(
-            softhull.load_onnx(folder / "net.onnx"), data["x"][:2], data["y"][:2], softhull.Perturbation([0.3, 0.01])
-        )
+        given = softhull.load_onnx(folder / "net.onnx"), data["x"][:2], data["y"][:2]
+    found = questions[command](*given, softhull.Perturbation([0.3, 0.01]))
     assert [record.bound for record in found.records] == pytest.approx(bounds[0])
     run(*asked, "--eps", folder / "eps.npy", "--certificates", folder / command)
     proof = next((folder / command).glob("*.npz"))
