@@ -11,6 +11,7 @@ from softhull.graph.builder import GraphBuilder
 from softhull.graph.graph import Graph
 from softhull.graph.masks import SLACK, Hidden
 from softhull.graph.ops.near import Near
+from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate.crown import LinearBounds
@@ -117,6 +118,19 @@ def test_a_value_off_by_the_slack_stays_inside_all_bounds(slack, eps):
             assert bool((margins >= low).all()), name
     plain = LinearBounds(_attention(_masks(-torch.inf)), region, Linear())
     assert bool((plain.lower(last - 1, both) > lower).all())
+
+
+def test_a_function_that_intervals_leave_the_domain_of_keeps_the_masks():
+    """``1 / (1 + x - x)`` is defined everywhere, which intervals do not see on the second box."""
+    b = GraphBuilder((TOKENS, WIDTH))
+    same = b.scale(b.difference(b.linear(-1, torch.eye(WIDTH, dtype=torch.float64)), -1), 1.0, 1.0)
+    logits = b.matmul(b.elementwise(Reciprocal(), same), b.transpose(-1, (1, 0)))
+    graph = b.finish(b.matmul(b.add(Softmax(1, _masks(-1e9)), logits), -1))
+    hidden = Hidden.of(graph)
+    assert hidden is not None
+    lower = torch.zeros(3, TOKENS, WIDTH, dtype=torch.float64)
+    upper = lower + torch.tensor([0.1, 3.0, 0.1], dtype=torch.float64)[:, None, None]
+    assert hidden.negligible(lower, upper).tolist() == [True, False, True]
 
 
 def test_probabilities_that_go_elsewhere_keep_their_masks():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..errors import DomainError
 from .builder import GraphBuilder
 from .graph import Graph
 from .needed import keeps_zeros, only_needed
@@ -59,6 +60,14 @@ class Hidden:
 
     def negligible(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Mask ``[B]`` of the boxes ``[B, *input_shape]`` in which no product changes by more than ``SLACK``."""
+        try:
+            return self._negligible(lower, upper)
+        except DomainError:  # an interval leaves where a function is defined; walks may know better
+            if len(lower) == 1:
+                return torch.zeros(1, dtype=torch.bool, device=lower.device)
+        return torch.cat([self.negligible(*ends) for ends in zip(lower.split(1), upper.split(1))])
+
+    def _negligible(self, lower: Tensor, upper: Tensor) -> Tensor:
         graph = self.whole
         accepted = torch.ones(len(lower), dtype=torch.bool, device=lower.device)
         last = {i: index for index, node in enumerate(graph.nodes) for i in node.inputs}
