@@ -58,6 +58,7 @@ def _(operator: Affine, forms: Forms, index: int) -> AffineForm:
         # The constant was subtracted from the slope of every basis entry.
         often = forms.basis.reach.sum(-1).reshape(-1, *[1] * (centre.ndim - 1))
         error = error * (1 + forms.share(terms)) + forms.share(terms + 2) * (sizes + 2 * often * constant)
+    error = error + operator.slack
     return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
 
 
