@@ -27,6 +27,7 @@ from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
 from ..graph.rounding import largest, share
 from .free import Free
+from .shadow import combined, shadow
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
@@ -58,10 +59,35 @@ def contract(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> 
     return _keep_one(bounds, index, C, int(columns.sum()) < int(rows.sum()), False, free)
 
 
+def mixed(bounds: LinearBounds, index: int, C: Tensor) -> Found | None:
+    """The same without a walk, for values mixed by probabilities, from what the values are as functions of the input.
+
+    None where these do not fit the memory.
+    """
+    node = bounds.graph.nodes[index]
+    operator = node.operator
+    if not isinstance(operator, MatMul) or len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
+        return None
+    rank = len(node.shape)
+    for (kept, inner), axis, flipped in ((node.inputs, rank - 1, False), (node.inputs[::-1], rank - 2, True)):
+        if bounds.structure.rows_are_softmax(kept, axis):
+            return None if shadow(bounds, inner) is None else _keep_one(bounds, index, C, flipped, False, None, True)
+    return None
+
+
 def _keep_one(
-    bounds: LinearBounds, index: int, C: Tensor, flipped: bool, simplex: bool, free: Free | None
+    bounds: LinearBounds,
+    index: int,
+    C: Tensor,
+    flipped: bool,
+    simplex: bool,
+    free: Free | None,
+    shadowed: bool = False,
 ) -> Found | None:
-    """The left factor is kept and the right one contracted; ``flipped`` exchanges them by transposing everything."""
+    """The left factor is kept and the right one contracted; ``flipped`` exchanges them by transposing everything.
+
+    ``shadowed``: the contracted factor is bounded by combining functions of the input, not by walks.
+    """
     node = bounds.graph.nodes[index]
     kept, inner = reversed(node.inputs) if flipped else node.inputs
     lower, upper = (end.mT if flipped else end for end in bounds.interval(kept))
@@ -76,6 +102,8 @@ def _keep_one(
     reference = _reference(lower, upper) if simplex else None
 
     def bound_rows() -> Interval | None:
+        if shadowed:
+            return _shadowed_rows(bounds, inner, rows, flipped)
         return _bound_rows(bounds, inner, rows, seen, reference, flipped)
 
     found = bound_rows() if free is None or rows.requires_grad else free.remember(index, "rows", bound_rows)
@@ -249,6 +277,23 @@ def _bound_rows(
         return full.permute(0, 4, 1, 2, 3)
 
     return gathered([low for low, _ in ends]), gathered([high for _, high in ends])
+
+
+def _shadowed_rows(bounds: LinearBounds, inner: int, rows: Tensor, flipped: bool) -> Interval:
+    """Bounds ``[S, B, groups, rows, inner_size]`` on what every row of coefficients makes of every inner line."""
+    S, _, groups, count, width = rows.shape
+    B, shape = bounds.size, bounds.graph.shape_of(inner)
+    entries = torch.arange(math.prod(shape), device=rows.device).reshape(shape)
+    lines = (entries.mT if flipped else entries).reshape(groups, -1, width)  # [groups, inner_size, width]
+    where = (rows != 0).any(1).any(-1).nonzero()
+    picked = rows.permute(0, 2, 3, 1, 4)[tuple(where.T)]  # [N, B or 1, width]
+    low, high = (rows.new_zeros(S, groups, count, lines.shape[1], B) for _ in range(2))
+    for group in range(groups):
+        chosen = (where[:, 1] == group).nonzero()[:, 0]
+        least, most = combined(bounds, inner, lines[group], picked[chosen][:, :, None])  # [N, B, inner_size]
+        place = tuple(where[chosen].T)
+        low[place], high[place] = least.transpose(1, 2), most.transpose(1, 2)
+    return low.permute(0, 4, 1, 2, 3), high.permute(0, 4, 1, 2, 3)
 
 
 def _bound_combinations(
