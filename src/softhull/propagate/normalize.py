@@ -21,15 +21,11 @@ from ..graph.rounding import largest
 from .free import Free
 from .log_sum_exp import by_planes, planes_of
 from .rules import Backs, step, tightest
-from .shadow import combined
+from .shadow import MIXTURES, combined
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
-
-
-# The shares of the plane through the lower ends of u and r that are tried.
-_MIXTURES = (0.5, 1.0, 0.0)
 
 
 @step.register(InverseDeviation)
@@ -105,7 +101,7 @@ def _(operator: Normalized, bounds: LinearBounds, index: int, C: Tensor, contrac
         best = _constant(bounds, index, C, axes)
         share = torch.full_like(low_u, -1.0)  # of the lower ends; below 0: a constant
         shift = best
-        for weight in _MIXTURES:
+        for weight in MIXTURES:
             on_u, on_r = weight * low_r + (1 - weight) * high_r, weight * low_u + (1 - weight) * high_u
             offset = -(weight * low_u * low_r + (1 - weight) * high_u * high_r) - paid
             least = offset + _least(bounds, index, C * on_u, on_r, axes)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Functions of the input are kept in at most this many times the memory of one coefficient tensor.
 _TENSORS = 16
+# Weights of the plane through the lower ends of both factors of a product that are tried.
+MIXTURES = (0.5, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -113,30 +115,57 @@ def combined(bounds: LinearBounds, index: int, lines: Tensor, C: Tensor) -> Inte
     if not len(moved) or not len(C):  # constants, of which their box says all, or nothing asked
         return low, high
     lines = lines[moved]
-    if C.shape[2] > 1:
-        C, up, down, size = (t[:, :, moved] for t in (C, up, down, size))
-    below, above = (t[:, lines] for t in (found.below, found.above))  # [B or 1, rows, d, n]
-    offsets = found.below_offset[:, lines], found.above_offset[:, lines]
-    sizes = found.size[:, lines]
-    exact = torch.equal(found.below, found.above)
-    inputs, shape = math.prod(bounds.graph.input_shape), bounds.graph.input_shape
-    together = max(1, 4 * bounds.memory // (8 * bounds.size * len(lines) * max(1, inputs)))
+    C = C[:, :, moved] if C.shape[2] > 1 else C
     ends: list[list[Tensor]] = [[], []]
-    for part in pieces(positions(C), together):
+    for part in pieces(positions(C), together(bounds, len(lines))):
         bounds.check_time()
-        paid = 2 * bounds.share(lines.shape[1] + 4) * _sums(size[part], sizes) if bounds.outward else 0.0
-        for side, plus, minus in ((0, up[part], down[part]), (1, -down[part], -up[part])):
-            slope = _times(plus + minus, below) if exact else _times(plus, below) + _times(minus, above)
-            offset = _sums(plus, offsets[0]) + _sums(minus, offsets[1])
-            full = slope.new_zeros(*slope.shape[:3], inputs)
-            full[..., found.moving] = slope
-            full = full.movedim(2, 1).reshape(-1, slope.shape[1], *shape)
-            least = bounds.region.minimum(full, bounds.outward).reshape(len(part), len(lines), -1).movedim(1, 2)
-            total = least + offset - paid
-            ends[side].append(torch.where(total.isfinite(), total, -math.inf))
+        for side, some in enumerate((C[part], -C[part])):
+            least = lower_function(bounds, found, lines, some).least(bounds)
+            ends[side].append(torch.where(least.isfinite(), least, -math.inf))
     low[..., moved] = torch.maximum(low[..., moved], torch.cat(ends[0]))
     high[..., moved] = torch.minimum(high[..., moved], -torch.cat(ends[1]))
     return torch.minimum(low, high), torch.maximum(low, high)
+
+
+def together(bounds: LinearBounds, rows: int) -> int:
+    """How many combinations of so many rows to work on at once."""
+    return max(1, 4 * bounds.memory // (8 * bounds.size * rows * max(1, math.prod(bounds.graph.input_shape))))
+
+
+@dataclass(frozen=True)
+class Function:
+    """``slope . x + offset``: ``slope [S, B, rows, moving]`` over the inputs that move, ``offset [S, B, rows]``."""
+
+    slope: Tensor
+    offset: Tensor
+    moving: Tensor
+
+    def plus(self, other: Function) -> Function:
+        """The sum of both."""
+        return Function(self.slope + other.slope, self.offset + other.offset, self.moving)
+
+    def times(self, factor: Tensor) -> Function:
+        """Multiplied by ``factor [S, B, rows]``."""
+        return Function(factor[..., None] * self.slope, factor * self.offset, self.moving)
+
+    def least(self, bounds: LinearBounds) -> Tensor:
+        """The least value ``[S, B, rows]`` over the region."""
+        S, B, rows = self.slope.shape[:3]
+        shape = bounds.graph.input_shape
+        full = self.slope.new_zeros(S, rows, B, math.prod(shape))
+        full[..., self.moving] = self.slope.transpose(1, 2)
+        full = full.reshape(S * rows, B, *shape)
+        return bounds.region.minimum(full, bounds.outward).reshape(S, rows, -1).transpose(1, 2) + self.offset
+
+
+def lower_function(bounds: LinearBounds, found: Shadow, lines: Tensor, C: Tensor) -> Function:
+    """A function of the input below ``C [S, B or 1, rows or 1, d]`` times the entries ``lines [rows, d]`` of a node."""
+    plus, minus = C.clamp(min=0), C.clamp(max=0)
+    slope = _times(plus, found.below[:, lines]) + _times(minus, found.above[:, lines])
+    offset = _sums(plus, found.below_offset[:, lines]) + _sums(minus, found.above_offset[:, lines])
+    if bounds.outward:
+        offset = offset - 2 * bounds.share(lines.shape[1] + 4) * _sums(C.abs(), found.size[:, lines])
+    return Function(slope, offset, found.moving)
 
 
 def _sums(C: Tensor, entries: Tensor) -> Tensor:
