@@ -28,7 +28,7 @@ from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
 from ..graph.rounding import largest, share
 from .free import Free
-from .shadow import MIXTURES, Function, Shadow, combined, lower_function, shadow, together
+from .shadow import MIXTURES, Function, Shadow, combined, few, lower_function, shadow, together
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def contract(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> 
 def mixed(bounds: LinearBounds, index: int, C: Tensor) -> Found | None:
     """The same without a walk, for values mixed by probabilities, from what the values are as functions of the input.
 
-    None where these do not fit the memory.
+    None where these are too many: their walks are then better spent otherwise.
     """
     node = bounds.graph.nodes[index]
     operator = node.operator
@@ -72,7 +72,8 @@ def mixed(bounds: LinearBounds, index: int, C: Tensor) -> Found | None:
     rank = len(node.shape)
     for (kept, inner), axis, flipped in ((node.inputs, rank - 1, False), (node.inputs[::-1], rank - 2, True)):
         if bounds.structure.rows_are_softmax(kept, axis):
-            return None if shadow(bounds, inner) is None else _keep_one(bounds, index, C, flipped, False, None, True)
+            cheap = few(bounds, inner) and few(bounds, kept) and inner >= 0
+            return _keep_one(bounds, index, C, flipped, False, None, True) if cheap else None
     return None
 
 

@@ -29,7 +29,7 @@ def _(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, contract:
     found = None
     if contract:
         found = contraction.contract(bounds, index, C, free)
-    elif free is None and bounds.method.contract:
+    elif free is None and bounds.method.simplex:
         found = contraction.mixed(bounds, index, C)
     if found is None:
         return _term_by_term(operator, bounds, index, C, free)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .crown import LinearBounds
     from .walk import Claim
 
-# Functions of the input are kept in at most this many times the memory of one coefficient tensor.
-_TENSORS = 16
+# Functions of the input are kept in at most this many times the memory of one coefficient tensor, and always where they
+# take no more than so many bytes for one instance.
+_TENSORS, _FEW = 16, 1 << 20
 # Weights of the plane through the lower ends of both factors of a product that are tried.
 MIXTURES = (0.5, 1.0, 0.0)
 
@@ -62,12 +63,24 @@ def shadow(bounds: LinearBounds, index: int) -> Shadow | None:
     return bounds.knowledge.find("shadow", index, lambda: _found(bounds, index))
 
 
+def few(bounds: LinearBounds, index: int) -> bool:
+    """Whether the functions of a node cost little, whatever the other instances are: fewer inputs move than it has."""
+    entries = math.prod(bounds.graph.shape_of(index))
+    return _bytes(bounds, index) <= min(_FEW, 16 * entries**2)
+
+
+def _bytes(bounds: LinearBounds, index: int) -> int:
+    """The memory that both functions of every entry take for one instance."""
+    moving = (bounds.region.upper > bounds.region.lower).flatten(1).any(0).sum()
+    return 16 * math.prod(bounds.graph.shape_of(index)) * max(1, int(moving))
+
+
 def _found(bounds: LinearBounds, index: int) -> Shadow | None:
     """The functions by a walk for every entry; None where they do not fit."""
     region, shape = bounds.region, bounds.graph.shape_of(index)
     moving = (region.upper > region.lower).flatten(1).any(0).nonzero()[:, 0]
     entries = math.prod(shape)
-    if index < 0 or 16 * bounds.size * entries * max(1, len(moving)) > _TENSORS * bounds.memory:
+    if index < 0 or not (few(bounds, index) or bounds.size * _bytes(bounds, index) <= _TENSORS * bounds.memory):
         return None
     unit = torch.eye(entries, dtype=region.lower.dtype, device=region.lower.device)
     ends: list[list[tuple[Tensor, Tensor, Tensor]]] = [[], []]
