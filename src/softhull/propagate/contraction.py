@@ -28,7 +28,7 @@ from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
 from ..graph.rounding import largest, share
 from .free import Free
-from .shadow import MIXTURES, Function, Shadow, combined, few, lower_function, shadow, together
+from .shadow import MIXTURES, Function, Shadow, clearly_above, combined, few, lower_function, shadow, together
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def _mixtures(bounds: LinearBounds, value: Function, own: Shadow, entry: Tensor,
         on_p, on_u = (weight * low + (1 - weight) * high for low, high in (u, p))
         found = value.times(on_u).plus(_scaled(own, entry, on_p)).least(bounds)
         found = found - weight * u[0] * p[0] - (1 - weight) * u[1] * p[1]
-        better = found > best
+        better = clearly_above(found, best)
         best, weights = torch.where(better, found, best), torch.where(better, weight, weights)
     return weights
 

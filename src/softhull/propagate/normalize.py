@@ -21,7 +21,7 @@ from ..graph.rounding import largest
 from .free import Free
 from .log_sum_exp import by_planes, planes_of
 from .rules import Backs, step, tightest
-from .shadow import MIXTURES, combined
+from .shadow import MIXTURES, clearly_above, combined
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _(operator: Normalized, bounds: LinearBounds, index: int, C: Tensor, contrac
             on_u, on_r = weight * low_r + (1 - weight) * high_r, weight * low_u + (1 - weight) * high_u
             offset = -(weight * low_u * low_r + (1 - weight) * high_u * high_r) - paid
             least = offset + _least(bounds, index, C * on_u, on_r, axes)
-            better = least > best  # not where it is not a number
+            better = clearly_above(least, best)
             best, share = torch.where(better, least, best), torch.where(better, weight, share)
             shift = torch.where(better, offset, shift)
     plane = share >= 0

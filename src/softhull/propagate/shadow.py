@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _TENSORS, _FEW = 16, 1 << 20
 # Weights of the plane through the lower ends of both factors of a product that are tried.
 MIXTURES = (0.5, 1.0, 0.0)
+# Of choices that are as good up to this share the first is taken, so that rounding decides nothing.
+_TIE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Shadow:
 def shadow(bounds: LinearBounds, index: int) -> Shadow | None:
     """A node as functions of the input; None where they would take too much memory."""
     return bounds.knowledge.find("shadow", index, lambda: _found(bounds, index))
+
+
+def clearly_above(one: Tensor, other: Tensor) -> Tensor:
+    """Where a bound is better than another one by more than rounding may be the reason of; not where it is NaN."""
+    return one > other + torch.where(other.isfinite(), _TIE * other.abs(), 0.0)
 
 
 def few(bounds: LinearBounds, index: int) -> bool:
