@@ -133,7 +133,7 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
     gap = claims.offsets[row, instance] - found.bound
     relaxed, apart = (Bilinear, Softmax, Elementwise), (Normalized,)
     by_steps = found.lost(relaxed, apart)
-    by_products = found.lost(relaxed, apart, first - 1)
+    by_products = found.lost(relaxed, (), first - 1)
     moving = curved.clone()
     # A loss that is not a number says nothing against trying.
     curved[instance], moving[instance] = ~(by_products <= gap), ~(by_steps <= gap)

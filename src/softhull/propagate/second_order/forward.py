@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ...graph.graph import Graph
-from ...graph.operator import Bilinear, Elementwise, Interval
+from ...graph.operator import Bilinear, Elementwise, Interval, Operator
 from ...graph.ops.matmul import MatMul
+from ...graph.ops.normalize import Normalized
 from ...graph.ops.relu import Relu
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
@@ -91,7 +92,7 @@ class Forms:
     def build(self) -> Self:
         """All forms that are needed, first to last; at the end the bounds know better differences."""
         bounds = self.bounds
-        products = {i for i, node in enumerate(self.graph.nodes) if isinstance(node.operator, Bilinear)}
+        products = {i for i, node in enumerate(self.graph.nodes) if collected(node.operator)}
         asking = products | self._rectifiers
         needed = needed_forms(self.graph, asking)
         last_use = last_uses(self.graph, needed, asking)
@@ -231,7 +232,7 @@ class Forms:
         node = self.graph.nodes[index]
         if index in self._rectifiers:
             self.rectified[index] = self._forms[node.inputs[0]], self.current
-        if not isinstance(node.operator, Bilinear):
+        if not collected(node.operator):
             return
         x, y = (self._forms[i] for i in node.inputs)
         self.factors[index] = Factors(x, y, self.current)
@@ -338,6 +339,14 @@ class Forms:
         for slope in slopes:
             used[:, : slope.shape[-1]] |= (slope != 0).flatten(1, -2).any(1)
         return whole if bool(used.all()) else Gauge(basis, self.noise, used)
+
+
+def collected(operator: Operator) -> bool:
+    """Whether the deviations of both factors of a product go into the quadratic.
+
+    Those of normalised rows do not: the plane that a walk chooses for a row is better than its tangent at the centre.
+    """
+    return isinstance(operator, Bilinear) and not isinstance(operator, Normalized)
 
 
 def needed_forms(graph: Graph, asking: set[int]) -> set[int]:

@@ -16,10 +16,10 @@ from ...errors import SofthullError
 from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator
 from ...graph.ops.log_sum_exp import LogSumExp
 from ...graph.ops.matmul import MatMul
-from ...graph.ops.normalize import InverseDeviation
+from ...graph.ops.normalize import InverseDeviation, Normalized
 from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import outward, ulps
+from ...graph.rounding import largest, outward, ulps
 from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm
 from .elementwise import parallel_band
@@ -78,7 +78,11 @@ def _(operator: Elementwise, forms: Forms, index: int) -> AffineForm:
 
 @affine_form.register(Bilinear)
 def _(operator: Bilinear, forms: Forms, index: int) -> AffineForm:
-    """The tangent of the product at the centres, and its remainder as noise."""
+    return forms.with_noise(*_product(operator, forms, index))
+
+
+def _product(operator: Bilinear, forms: Forms, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The tangent of the product at the centres: centre and slope, the radius of its remainder, what rounding costs."""
     x, y = (_summing_to_one(forms, i) for i in forms.graph.nodes[index].inputs)
     r = forms.basis.size
     slopes = [form.padded(r) for form in (x, y)]
@@ -98,7 +102,22 @@ def _(operator: Bilinear, forms: Forms, index: int) -> AffineForm:
     sizes = [form.size(forms.basis) for form in (x, y)]
     error = 4 * forms.share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
     error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
-    return forms.with_noise(centre, slope, (high - low) / 2 + error, torch.zeros_like(error))
+    return centre, slope, (high - low) / 2, error
+
+
+@affine_form.register(Normalized)
+def _(operator: Normalized, forms: Forms, index: int) -> AffineForm:
+    """As a product; constant where its box, which never leaves the normalised ball, is narrower."""
+    centre, slope, radius, error = _product(operator, forms, index)
+    least, most = forms.bounds.rough(index)
+    half = (most - least) / 2 + ulps(4, least.dtype) * largest(least, most)
+    flat = ~(forms.radius(AffineForm(centre, slope, error)) + radius <= half)
+    return forms.with_noise(
+        torch.where(flat, least + (most - least) / 2, centre),
+        torch.where(flat[:, None], 0.0, slope),
+        torch.where(flat, half, radius),
+        torch.where(flat, 0.0, error),
+    )
 
 
 def _remainders(forms: Forms, x: Tensor, y: Tensor) -> Interval:
