@@ -15,7 +15,7 @@ import softhull
 from softhull.errors import InvalidInput
 from softhull.propagate.second_order.affine_form import Basis
 from softhull.propagate.second_order.blocks import BlockQuadratic
-from softhull.propagate.second_order.dual import bound, cost, maximise
+from softhull.propagate.second_order.dual import Pursuit, bound, cost, maximise
 from softhull.propagate.second_order.low_rank import LowRankQuadratic
 from softhull.propagate.second_order.quadratic import DenseQuadratic, quadratic_lower_bound
 
@@ -151,7 +151,7 @@ def test_low_rank_agrees_with_dense(scale, dtype):
     C = torch.from_numpy(scale * rng.normal(size=(10, 3, 3)) / 9).to(dtype)
     C = (C + C.mT) / 2
     linear = torch.from_numpy(rng.normal(size=(10, 9))).to(dtype)
-    value, d = maximise(LowRankQuadratic(linear, U, C), 12, torch.full((10,), torch.inf, dtype=dtype))
+    value, d = maximise(LowRankQuadratic(linear, U, C), Pursuit(12, torch.full((10,), torch.inf, dtype=dtype)))
     B = U.double().mT @ C.double() @ U.double()
     least = _values(linear.double(), B, _corners(9, torch.float64)).amin(1)
     assert bool((value.double() <= least).all())
@@ -174,7 +174,7 @@ def test_blocks_agree_with_dense(scale, ball):
     matrices[1][:, 4:], matrices[1][..., 4:] = 0.0, 0.0  # entries without a part in the quadratic
     linear = torch.from_numpy(rng.normal(size=(10, 14)))
     problem = BlockQuadratic(linear, [Basis(u, part) for u, part in zip(maps, numbers)], matrices, ball)
-    value, d = bound(problem, 12, torch.full((10,), torch.inf, dtype=torch.float64))
+    value, d = bound(problem, Pursuit(12, torch.full((10,), torch.inf, dtype=torch.float64)))
     B = torch.zeros(10, 14, 14, dtype=torch.float64)
     for u, C, part in zip(maps, matrices, numbers):
         B[:, part[:, None], part] += u.mT @ C @ u
@@ -183,7 +183,7 @@ def test_blocks_agree_with_dense(scale, ball):
     if ball is not None:
         points[:, ball] /= points[:, ball].norm(dim=1, keepdim=True)
     assert bool((value[:, None] <= _values(linear, B, points)).all())
-    dense, _ = bound(DenseQuadratic(linear, B, ball), 12, torch.full((10,), torch.inf, dtype=torch.float64))
+    dense, _ = bound(DenseQuadratic(linear, B, ball), Pursuit(12, torch.full((10,), torch.inf, dtype=torch.float64)))
     assert scale > 0.1 or bool((value >= 1.1 * dense).all())
     M = torch.diag_embed(d) + B
     assert bool((torch.linalg.eigvalsh(M) > 0).all())

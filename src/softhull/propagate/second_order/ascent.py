@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import softmax_steps as softmaxes
 from ..free import Free
 from ..structure import pieces, positions
-from .dual import cost, fixed_point, levelled, maximise
+from .dual import Pursuit, cost, fixed_point, levelled, maximise
 from .quadratic import DenseQuadratic
 from .specification import Quadratic, SecondOrderBounds, bound_quadratic, over_pairs
 
@@ -68,7 +68,7 @@ def _value(found: Quadratic, norm: float, inputs: int, d: Tensor | None) -> tupl
     with torch.no_grad():
         problem = DenseQuadratic(found.linear.detach(), B.detach(), ball)
         never = found.constant.new_full(found.constant.shape, math.inf)
-        d = maximise(problem, 12, never)[1] if d is None else d
+        d = maximise(problem, Pursuit(12, never))[1] if d is None else d
         d = torch.where(d.isfinite(), d, problem.row_sums() + found.linear.abs())
         for _ in range(6):
             solved = problem.solve(d)

@@ -27,7 +27,7 @@ from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
-from .dual import bound, maximise, vertex_minimiser
+from .dual import Pursuit, bound, maximise, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
@@ -231,26 +231,34 @@ class _Collecting(LinearWalk):
 
 def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) -> Tensor:
     """Lower bounds ``[P]`` on quadratics: absolute sums first, multipliers where those do not reach the target."""
+    return solve_quadratic(found, noise, Pursuit(steps, target))[0]
+
+
+def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[Tensor, Tensor]:
+    """The same with the multipliers ``[P, n]`` that it comes from; NaN where it takes none."""
     linear = found.linear
     n = linear.shape[1]
     ball = noise.ball(n, linear.device)
+    d = torch.full_like(linear, torch.nan)
     if not found.bases:
-        return _sum_below(found.constant, -noise.radius(linear))
-    goal = target - found.constant
+        return _sum_below(found.constant, -noise.radius(linear)), d
+    goal = pursuit.target - found.constant
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
-        return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost))
+        return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
     if sum(basis.size for basis in found.bases) < 0.6 * n:
         problem = LowRankQuadratic(linear, *found.joined(), ball)
         # Cheap enough to look for multipliers even where absolute sums are a proof; the sums are left where those fail.
-        value = torch.maximum(maximise(problem, steps, goal)[0], problem.absolute_sums()[0])
+        value, d = maximise(problem, replace(pursuit, target=goal))
+        value = torch.maximum(value, problem.absolute_sums()[0])
     elif n < _LARGE:
         B, lost = found.dense()
-        value, _ = bound(DenseQuadratic(linear, B, ball), steps, goal + lost)
+        value, d = bound(DenseQuadratic(linear, B, ball), replace(pursuit, target=goal + lost))
         value = _sum_below(value, -lost)
     else:
-        value, _ = bound(BlockQuadratic(linear, found.bases, found.matrices, ball), min(steps, _FEW), goal)
-    return _sum_below(found.constant, value)
+        few = replace(pursuit, steps=min(pursuit.steps, _FEW), target=goal)
+        value, d = bound(BlockQuadratic(linear, found.bases, found.matrices, ball), few)
+    return _sum_below(found.constant, value), d
 
 
 def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
