@@ -40,8 +40,9 @@ STEPS, AGAIN, FINAL = 8, 3, 14
 GRID, COARSE = (0.0, 0.3, 1.0, 3.0), (0.0, 0.3, 1.0)
 # And around the best of them.
 NEARBY = (0.6, 1.7)
-# Cuts of the whole region that are tried at first, and those that a cell keeps as candidates.
-FIRST, CANDIDATES = 64, 6
+# Cuts of the whole region that are tried at first. What they gained there chooses all cuts that follow: to try a few in
+# every cell costs more than the better choice gains.
+FIRST, CANDIDATES = 64, 1
 
 
 # What may be cut, by node and entries (-1: one entry alone), and how wide it is and where its middle or its kink.
@@ -118,8 +119,8 @@ class ProductLeaves:
         """Bounds of as many cells as fit at once; a cell that holds no point is proved."""
         problem = torch.tensor([cell.problem for cell in cells])
         bounds, empty = self._narrowed(cells, self.instance[problem])
-        batch = _Batch(self, bounds, cells, problem)
         try:
+            batch = _Batch(self, bounds, cells, problem)
             batch.solve(grid)
         except (NoAffineForms, DomainError, torch.linalg.LinAlgError):
             return [Solved(math.inf if nothing else -math.inf) for nothing in empty.tolist()]

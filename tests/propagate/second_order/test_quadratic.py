@@ -196,3 +196,41 @@ def test_shapes_that_do_not_fit_are_refused():
         quadratic_lower_bound(torch.zeros(3), torch.zeros(2, 2))
     with pytest.raises(InvalidInput, match="mask of 3"):
         quadratic_lower_bound(torch.zeros(3), torch.zeros(3, 3), torch.ones(2, dtype=torch.bool))
+
+
+def test_newton_steps_end_next_to_the_maximum_of_the_dual():
+    """The dual of a pair of numbers whose product outweighs their linear part by far has no gap."""
+    rng = np.random.default_rng(5)
+    n = 12
+    strength = torch.from_numpy(rng.uniform(0.5, 3, size=(6, n // 2)))
+    B = torch.zeros(6, n, n, dtype=torch.float64)
+    for pair in range(n // 2):
+        B[:, 2 * pair, 2 * pair + 1] = B[:, 2 * pair + 1, 2 * pair] = strength[:, pair]
+    linear = torch.from_numpy(rng.uniform(-0.2, 0.2, size=(6, n)))
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    pairs = linear.reshape(6, n // 2, 2) @ corners.T + 2 * strength[..., None] * corners.prod(1)
+    least = pairs.amin(-1).sum(-1)
+    value, d = maximise(DenseQuadratic(linear, B), Pursuit(25, torch.full((6,), torch.inf, dtype=torch.float64)))
+    assert bool((value <= least).all())
+    assert bool((value >= least - 3e-3 * least.abs()).all())
+    assert bool((d > 0).all())
+
+
+def test_multipliers_that_are_known_take_few_steps():
+    rng = np.random.default_rng(6)
+    linear, B = torch.from_numpy(rng.normal(size=(8, 20))), torch.from_numpy(rng.normal(size=(8, 20, 20)))
+    never = torch.full((8,), torch.inf, dtype=torch.float64)
+    best, d = maximise(DenseQuadratic(linear, B), Pursuit(25, never))
+    again, _ = maximise(DenseQuadratic(linear, B), Pursuit(1, never, d))
+    assert torch.allclose(again, best, rtol=1e-3)
+    unknown = torch.full_like(d, torch.nan)
+    assert bool((maximise(DenseQuadratic(linear, B), Pursuit(8, never, unknown))[0] <= best + 1e-9).all())
+
+
+def test_how_low_a_hopeless_problem_is_may_be_asked():
+    rng = np.random.default_rng(7)
+    linear, B = torch.from_numpy(rng.normal(size=(4, 20))), torch.from_numpy(rng.normal(size=(4, 20, 20)))
+    zero = torch.zeros(4, dtype=torch.float64)
+    given_up, _ = maximise(DenseQuadratic(linear, B), Pursuit(12, zero))
+    asked, _ = maximise(DenseQuadratic(linear, B), Pursuit(12, zero, hopeless=True))
+    assert bool((asked > given_up).all())
