@@ -139,6 +139,33 @@ def test_affine_probabilities_know_the_logits_together(norm, width):
         assert bool((((at + s).softmax(-1) - claimed).abs() <= found.error + ROUNDING).all())
 
 
+@pytest.mark.parametrize("K", [2, 3, 5, 12])
+@pytest.mark.parametrize("width", [0.3, 2.0, 30.0])
+def test_affine_probabilities_use_differences_that_were_cut(K, width):
+    """Every point claimed about has the differences; they hold on one side of the point of expansion only."""
+    rng = np.random.default_rng(K)
+    at = 2 * _numbers(rng, 3, 4, K)
+    half = width * torch.from_numpy(rng.uniform(0.1, 1, size=at.shape))
+    moved = at + torch.from_numpy(rng.uniform(-1, 1, size=at.shape)) * half
+    points = [moved + 0.5 * half * torch.from_numpy(rng.uniform(-1, 1, size=at.shape)).sign() for _ in range(60)]
+    apart = torch.stack([x[..., :, None] - x[..., None, :] for x in points])
+    differences = apart.amin(0), apart.amax(0)
+
+    def reach(c):
+        nothing = torch.full(c.shape[:-1], math.inf, dtype=at.dtype)
+        return -nothing, nothing
+
+    def variance(p, weights):
+        apart = torch.stack([x - at - (p * (x - at)).sum(-1, keepdim=True) for x in points])
+        return (weights * apart.square()).sum(-1).amax(0) * (1 + ROUNDING)
+
+    found = affine_probabilities(at, differences, tangent_directions(at), reach, variance)
+    assert bool(found.error.isfinite().all())
+    for x in points:
+        claimed = found.value + (found.slope @ (x - at)[..., None])[..., 0]
+        assert bool(((x.softmax(-1) - claimed).abs() <= found.error + ROUNDING).all())
+
+
 @pytest.mark.parametrize("norm", [math.inf, 2])
 def test_ranges_of_products_hold(norm):
     rng = np.random.default_rng(1)

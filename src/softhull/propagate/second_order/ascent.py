@@ -15,7 +15,7 @@ from .. import softmax_steps as softmaxes
 from ..free import Free
 from ..structure import pieces, positions
 from .affine_form import Noise
-from .dual import cost, fixed_point, levelled, maximise
+from .dual import Pursuit, cost, fixed_point, levelled, maximise
 from .specification import Quadratic, SecondOrderBounds, bound_quadratic, over_pairs
 
 # Multiplications of one factorisation up to which a step, some ten of them, is worth its time.
@@ -66,7 +66,7 @@ def _value(found: Quadratic, noise: Noise, d: Tensor | None) -> tuple[Tensor, Te
     with torch.no_grad():
         problem, _ = found.detached().problem(ball)
         never = found.constant.new_full(found.constant.shape, math.inf)
-        d = maximise(problem, 12, never)[1] if d is None else d
+        d = maximise(problem, Pursuit(12, never))[1] if d is None else d
         d = torch.where(d.isfinite(), d, problem.row_sums() + found.linear.abs())
         for _ in range(6):
             solved = problem.solve(d)

@@ -49,9 +49,8 @@ def affine_probabilities(
 ) -> AffineProbabilities:
     """Affine functions close to softmax over all logits x with ``lower <= x_j - x_k <= upper`` (``[..., j, k]``).
 
-    ``directions`` are those of ``tangent_directions(at)``; ``reach(directions)`` bounds ``directions_k . (x - at)``,
-    at least as well as the differences do, and ``variance(p, w)`` bounds ``sum_j w_j (s_j - sum_i p_i s_i)^2`` with
-    ``s = x - at``.
+    ``directions`` are those of ``tangent_directions(at)``; ``reach(directions)`` bounds ``directions_k . (x - at)``, as
+    the differences do, and ``variance(p, w)`` bounds ``sum_j w_j (s_j - sum_i p_i s_i)^2`` with ``s = x - at``.
 
     Above, ``p_k = sigmoid(v_k)`` and ``v_k`` is concave, so ``p_k <= sigmoid(z)`` with z its tangent; the best offset
     for a slope is found among three points. Below, for a reference J, ``p_k >= F(y, s)`` with ``y = x_k - x_J`` and
@@ -60,6 +59,9 @@ def affine_probabilities(
     """
     K = at.shape[-1]
     low, high = reach(directions)
+    least, most = _by_differences(at, differences, directions)
+    low, high = torch.maximum(low, least), torch.minimum(high, most)
+    low, high = torch.minimum(low, high), torch.maximum(low, high)  # rounding may have crossed them
     eye = torch.eye(K, dtype=torch.bool, device=at.device)
     log_rest = at[..., None, :].masked_fill(eye, -torch.inf).logsumexp(-1)
     v = at - log_rest
@@ -89,6 +91,22 @@ def affine_probabilities(
             torch.where(better, error, best.error),
         )
     return best
+
+
+def _by_differences(at: Tensor, differences: Interval, directions: Tensor) -> Interval:
+    """``directions_k . (x - at)``: the mean of ``(x_k - x_j) - (at_k - at_j)`` with the weights ``-directions_kj``."""
+    K = at.shape[-1]
+    weight = (-directions).masked_fill(torch.eye(K, dtype=torch.bool, device=at.device), 0.0)
+    apart = at[..., :, None] - at[..., None, :]
+    ends = []
+    for sign, end in zip((-1, 1), differences):
+        # A weight of 0 meets a difference of which nothing is known.
+        term = torch.where(weight > 0, weight * (end - apart), 0.0)
+        size = torch.where(weight > 0, weight * (end.abs() + apart.abs()), 0.0)
+        # What rounded weights miss of one meets the logit itself; the slack of logits pays for that where the function
+        # is put on forms.
+        ends.append(term.sum(-1) + sign * ulps(4 * K + 16, at.dtype) * size.sum(-1))
+    return ends[0], ends[1]
 
 
 def _remainder(

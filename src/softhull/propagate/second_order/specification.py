@@ -28,7 +28,7 @@ from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
-from .dual import Problem, bound, maximise, vertex_minimiser
+from .dual import Problem, Pursuit, bound, maximise, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
@@ -276,23 +276,31 @@ class _Collecting(LinearWalk):
 
 def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) -> Tensor:
     """Lower bounds ``[P]`` on quadratics: absolute sums first, multipliers where those do not reach the target."""
+    return solve_quadratic(found, noise, Pursuit(steps, target))[0]
+
+
+def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[Tensor, Tensor]:
+    """The same with the multipliers ``[P, n]`` that it comes from; NaN where it takes none."""
     linear = found.linear
     n = linear.shape[1]
     ball = noise.ball(n, linear.device)
+    d = torch.full_like(linear, torch.nan)
     if not found.bases:
-        return _sum_below(found.constant, -noise.radius(linear))
-    goal = target - found.constant
+        return _sum_below(found.constant, -noise.radius(linear)), d
+    goal = pursuit.target - found.constant
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
-        return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost))
+        return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
     problem, lost = found.problem(ball)
+    pursuit = replace(pursuit, target=goal + lost)
     if isinstance(problem, LowRankQuadratic):
         # Cheap enough to look for multipliers even where absolute sums are a proof; the sums are left where those fail.
-        value = torch.maximum(maximise(problem, steps, goal)[0], problem.absolute_sums()[0])
+        value, d = maximise(problem, pursuit)
+        value = torch.maximum(value, problem.absolute_sums()[0])
     else:
-        steps = min(steps, _FEW) if isinstance(problem, BlockQuadratic) else steps
-        value = _sum_below(bound(problem, steps, goal + lost)[0], -lost)
-    return _sum_below(found.constant, value)
+        few = min(pursuit.steps, _FEW) if isinstance(problem, BlockQuadratic) else pursuit.steps
+        value, d = bound(problem, replace(pursuit, steps=few))
+    return _sum_below(found.constant, _sum_below(value, -lost)), d
 
 
 def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
