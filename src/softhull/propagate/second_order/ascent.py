@@ -14,12 +14,12 @@ from torch import Tensor
 from .. import softmax_steps as softmaxes
 from ..free import Free
 from ..structure import pieces, positions
-from .dual import cost, fixed_point, levelled, maximise
-from .quadratic import DenseQuadratic
+from .affine_form import Noise
+from .dual import fixed_point, levelled, maximise
 from .specification import Quadratic, SecondOrderBounds, bound_quadratic, over_pairs
 
-# Noise numbers up to which a step, some ten factorisations of their matrix, is worth its time.
-LARGEST = 512
+# The size of matrices up to which a step, some ten factorisations, is worth its time.
+LARGEST = 1024
 # After so many steps the bound is taken, which may be the proof.
 _OFTEN = 10
 
@@ -53,30 +53,28 @@ def _ascended(
                     best = torch.maximum(best, bound_quadratic(quadratic.detached(), noise, 12, target))
                 if step == steps or bool((best > target).all()):
                     break
-            value, d = _value(quadratic, noise.norm, noise.inputs, d)
+            value, d = _value(quadratic, noise, d)
             free.ascend(torch.where(value.isfinite(), value, 0.0).sum(), rate * (1 - step / steps))
     return best
 
 
-def _value(found: Quadratic, norm: float, inputs: int, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The dual bound ``[P]`` at multipliers near the best ones, as a function of the parameters, and these."""
-    B, _ = found.dense()
-    if norm == 1:
-        return found.constant + over_pairs(found.linear, B, inputs), None
-    n = found.linear.shape[1]
-    ball = None if norm == math.inf else torch.arange(n, device=B.device) < inputs
+def _value(found: Quadratic, noise: Noise, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The dual bound ``[P]`` at multipliers near the best ones, as a function of the parameters, and these.
+
+    Its slope in the parameters is that of the quadratic itself at the noise where the Lagrangian is least; so that
+    noise is all that is needed of the dual.
+    """
+    if noise.norm == 1:
+        return found.constant + over_pairs(found.linear, found.dense()[0], noise.inputs), None
     with torch.no_grad():
-        problem = DenseQuadratic(found.linear.detach(), B.detach(), ball)
-        never = found.constant.new_full(found.constant.shape, math.inf)
-        d = maximise(problem, 12, never)[1] if d is None else d
+        problem = found.detached().problem(noise)
+        d = maximise(problem, 12, torch.full_like(found.constant, math.inf))[1] if d is None else d
         d = torch.where(d.isfinite(), d, problem.row_sums() + found.linear.abs())
         for _ in range(6):
             solved = problem.solve(d)
             if bool(solved.feasible.all()):
                 break
-            d = torch.where(solved.feasible[:, None], d, levelled(1.3 * d + 0.02 * problem.row_sums(), ball))
+            d = torch.where(solved.feasible[:, None], d, levelled(1.3 * d + 0.02 * problem.row_sums(), problem.ball))
         d = fixed_point(problem, d, solved)
-    factor, info = torch.linalg.cholesky_ex(problem.shifted(d) + (B - B.detach()))
-    y = torch.cholesky_solve(found.linear[..., None], factor)[..., 0]
-    value = found.constant - cost(d, ball) - (found.linear * y).sum(-1) / 4
-    return torch.where(info == 0, value, -math.inf), d
+        solved = problem.solve(d)
+    return torch.where(solved.feasible, found.at(-solved.x), -math.inf), d

@@ -13,17 +13,18 @@ import math
 import torch
 from torch import Tensor
 
+from ...errors import SofthullError
 from ...graph.operator import Bilinear, Elementwise, Lines
 from ..crown import LinearBounds, LinearWalk
 from ..walk import Claim, Step
 from .specification import SecondOrderBounds
 
 # Entries of one instance that are bounded again, at most, in all layers together: no more than these, and than so many
-# operations allow, where one end of an interval takes about the cube of the noise numbers.
+# operations allow, where one end of an interval takes about the cube of what its quadratic is worked out over.
 ENTRIES = 256
 _OPERATIONS = 1 << 35
 # Factorisations spent on one end of an interval.
-_STEPS = 4
+_STEPS = 2
 # What loses less than this share of all is left as it is.
 _NEGLIGIBLE = 1e-3
 
@@ -34,12 +35,23 @@ def sharpened(second: SecondOrderBounds, rows: Tensor, instances: Tensor) -> Sec
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     wanted = {i: loss for i, loss in wanted.items() if i > first}
-    allowed = min(ENTRIES, _OPERATIONS // (2 * second.forms.noise_count**3))
+    allowed = min(ENTRIES, _OPERATIONS // (2 * second.dimension**3))
     if not wanted or not allowed:
         return None
+    last = max(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     for index, chosen in _dearest(wanted, allowed).items():
         second = _bounded_again(second, index, chosen)
+        if index < last:  # the forms of later products gain by it
+            second = _formed_again(second)
     return second
+
+
+def _formed_again(second: SecondOrderBounds) -> SecondOrderBounds:
+    """Forms by what is known now; those at hand where there are none."""
+    try:
+        return SecondOrderBounds.of(second.bounds)
+    except (SofthullError, torch.linalg.LinAlgError):
+        return second
 
 
 def _losses(bounds: LinearBounds, rows: Tensor, instances: Tensor) -> dict[int, Tensor]:

@@ -27,7 +27,7 @@ from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
-from .dual import bound, maximise, vertex_minimiser
+from .dual import Problem, bound, maximise, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
@@ -56,7 +56,7 @@ class Quadratic:
 
     def corner(self) -> Tensor:
         """A corner of the noise ``[P, n]`` where the quadratic is small."""
-        return vertex_minimiser(LowRankQuadratic(self.linear, *self.joined()))[0]
+        return vertex_minimiser(self.low_rank())[0]
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
@@ -74,18 +74,45 @@ class Quadratic:
         operations = 4 * max(basis.size for basis in self.bases) + len(self.bases) + 4
         return B, accumulated(operations, B.dtype) * lost
 
-    def joined(self) -> tuple[Tensor, Tensor]:
-        """One map and one matrix for all bases."""
+    def at(self, noise: Tensor) -> Tensor:
+        """The values ``[P]`` for some noise ``[P, n]``."""
+        total = self.constant + (self.linear * noise).sum(-1)
+        for basis, c in zip(self.bases, self.matrices):
+            z = basis.values(noise)
+            total = total + ((c @ z[..., None])[..., 0] * z).sum(-1)
+        return total
+
+    def problem(self, noise: Noise) -> Problem:
+        """What multipliers are searched for in: over the entries of the bases where they are few, or all the noise."""
+        n = self.linear.shape[1]
+        ball = noise.ball(n, self.linear.device)
+        if _few(sum(basis.size for basis in self.bases), n):
+            return self.low_rank(ball)
+        return DenseQuadratic(self.linear, self.dense()[0], ball)
+
+    def low_rank(self, ball: Tensor | None = None) -> LowRankQuadratic:
+        """The problem over the entries of all bases."""
+        known = self.bases[0].parts if len(self.bases) == 1 else None
+        if known is None:
+            return LowRankQuadratic.of(self.linear, *self._joined(), ball)
+        (order, parts), numbers, C = known, self.bases[0].numbers, self.matrices[0]
+        if numbers is not None:
+            parts = [part.numbered(numbers) for part in parts]
+        return LowRankQuadratic(self.linear, parts, C[:, order[:, None], order], ball)
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        """One map and one matrix for all bases; a map that all quadratics share is held once."""
         P, n = self.linear.shape
         r = sum(basis.size for basis in self.bases)
-        U, C = self.linear.new_zeros(P, r, n), self.linear.new_zeros(P, r, r)
+        shared = all(basis.map.stride(0) == 0 for basis in self.bases)
+        U, C = self.linear.new_zeros(1 if shared else P, r, n), self.linear.new_zeros(P, r, r)
         start = 0
         for basis, c in zip(self.bases, self.matrices):
             end = start + basis.size
-            U[:, start:end, basis.numbered()] = basis.map
+            U[:, start:end, basis.numbered()] = basis.map[: len(U)]
             C[:, start:end, start:end] = c
             start = end
-        return U, C
+        return U.expand(P, r, n), C
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +180,13 @@ class SecondOrderBounds:
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
         return found
 
+    @property
+    def dimension(self) -> int:
+        """The size of the matrices that a bound on one specification factorises."""
+        bases = {factors.basis for factors in self.forms.factors.values()}
+        entries = sum(self.forms.bases[number].size for number in bases)
+        return entries if _few(entries, self.forms.noise_count) else self.forms.noise_count
+
     def lower(
         self,
         rows: Tensor,
@@ -181,8 +215,9 @@ class SecondOrderBounds:
 
     def together(self) -> int:
         """How many quadratics to work on at once: few enough to stay near the processor."""
-        entries = self.forms.basis.size * self.forms.basis.noise
-        return max(1, _NEAR // (8 * entries))
+        basis = self.forms.basis
+        noise = basis.size if len(basis.map) == 1 else basis.noise  # what one instance has is there once
+        return max(1, _NEAR // (8 * basis.size * noise))
 
 
 class _Collecting(LinearWalk):
@@ -240,8 +275,8 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
         return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost))
-    if sum(basis.size for basis in found.bases) < 0.6 * n:
-        problem = LowRankQuadratic(linear, *found.joined(), ball)
+    if _few(sum(basis.size for basis in found.bases), n):
+        problem = found.low_rank(ball)
         # Cheap enough to look for multipliers even where absolute sums are a proof; the sums are left where those fail.
         value = torch.maximum(maximise(problem, steps, goal)[0], problem.absolute_sums()[0])
     elif n < _LARGE:
@@ -251,6 +286,11 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     else:
         value, _ = bound(BlockQuadratic(linear, found.bases, found.matrices, ball), min(steps, _FEW), goal)
     return _sum_below(found.constant, value)
+
+
+def _few(entries: int, noise: int) -> bool:
+    """Whether it pays to work over the entries of bases instead of all the noise."""
+    return entries < 0.6 * noise
 
 
 def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
