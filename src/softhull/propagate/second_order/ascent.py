@@ -19,7 +19,7 @@ from .dual import fixed_point, levelled, maximise
 from .specification import Quadratic, SecondOrderBounds, bound_quadratic, over_pairs
 
 # The size of matrices up to which a step, some ten factorisations, is worth its time.
-LARGEST = 1024
+LARGEST = 512
 # After so many steps the bound is taken, which may be the proof.
 _OFTEN = 10
 

@@ -96,18 +96,20 @@ class LowRankQuadratic(Problem):
             C = (torch.cat(columns, 2) if columns else C).mT
         return C
 
-    def _inner_times(self, roots: Sequence[Tensor], inner: Tensor, z: Tensor) -> Tensor:
-        """``N z`` for ``inner = I - K^-1``."""
-        placed = list(zip(self._placed(), roots))
+    def _solution(self, right: Tensor, d: Tensor, roots: Sequence[Tensor], factor: Tensor) -> Tensor:
+        """``M^-1 l = l/d - 1/d U'N U l/d`` for a right side l in floating point, with a factor of K."""
+        y, placed = right / d, list(zip(self._placed(), roots))
+        z = self._up(y)
         z = torch.cat([part.root_over(L, z[:, rows]) for (part, rows), L in placed] or [z], 1)
-        z = (inner @ z[..., None])[..., 0]
+        z = z - torch.cholesky_solve(z[..., None], factor)[..., 0]
         back = [part.over_root(z[:, None, rows], L)[:, 0] for (part, rows), L in placed]
-        return torch.cat(back or [z], 1)
+        return y - self._down(torch.cat(back or [z], 1)) / d
 
     def solve(self, d: Tensor) -> Solved:
         roots, K = self._congruence(d)
-        inner, definite = _inner(K)
-        x = self._solution(d, roots, inner) / 2
+        factor, info = torch.linalg.cholesky_ex(K)
+        x = self._solution(self.linear, d, roots, factor) / 2
+        inner = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device) - torch.cholesky_inverse(factor)
         placed = zip(self.parts, roots)
 
         def squares(part: NoisePart, rows: slice) -> Tensor:
@@ -116,12 +118,7 @@ class LowRankQuadratic(Problem):
             return part.squares(part.over_root(half, L))
 
         inverse = 1 / d - self._columns(squares) / d.square()
-        return Solved(definite & x.isfinite().all(-1), x, inverse)
-
-    def _solution(self, d: Tensor, roots: Sequence[Tensor], inner: Tensor) -> Tensor:
-        """``M^-1 l`` in floating point."""
-        y = self.linear / d
-        return y - self._down(self._inner_times(roots, inner, self._up(y))) / d
+        return Solved((info == 0) & x.isfinite().all(-1), x, inverse)
 
     def certified(self, d: Tensor) -> Tensor:
         """A factorisation of ``K - 2t I`` that succeeds, for a ``t`` above its rounding, proves ``M >= t diag(d)``."""
@@ -134,18 +131,12 @@ class LowRankQuadratic(Problem):
         size = self._between([L.abs() for L in roots], C.abs()).norm(dim=(-2, -1))
         t = 2 * accumulated(2 * r + 16, linear.dtype) * (K.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + 2 * size) + 1e-9
         eye = torch.eye(r, dtype=linear.dtype, device=linear.device)
-        _, info = torch.linalg.cholesky_ex(K - (2 * t)[:, None, None] * eye)
-        inner, _ = _inner(K)
-        y = self._solution(d, roots, inner)
+        factor, info = torch.linalg.cholesky_ex(K - (2 * t)[:, None, None] * eye)
+        # Nearly M^-1 l, by a factor of nearly K, and better by once more; what is missing is charged.
+        y = self._solution(linear, d, roots, factor)
+        y = y + self._solution(linear - d * y - self.times(y), d, roots, factor)
         residual = linear - d * y - self.times(y)
         size = linear.abs() + d * y.abs() + self._sizes(y.abs())
         error = accumulated(n + 2 * r + 8, linear.dtype) * size + underflow(linear.dtype)
         value = dual_value(linear, d, y, residual, error, t[:, None] * d, self.ball)
         return torch.where(usable & (info == 0), value, torch.full_like(value, -math.inf))
-
-
-def _inner(K: Tensor) -> tuple[Tensor, Tensor]:
-    """``I - K^-1``, and whether K could be factorised."""
-    factor, info = torch.linalg.cholesky_ex(K)
-    eye = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
-    return eye - torch.cholesky_inverse(factor), info == 0
