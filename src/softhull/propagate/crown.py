@@ -36,6 +36,9 @@ from .rules import step, tightest
 from .structure import Structure, pieces, positions
 from .walk import Claim, Step, Walk
 
+# Bytes of one coefficient tensor that is walked with at once: larger ones leave the cache and take up to twice as long.
+_NEAR = 1 << 22
+
 
 class OutOfTime(Exception):
     """The deadline passed in the middle of a computation."""
@@ -218,8 +221,8 @@ class LinearBounds:
         return self._walk(index, coefficients, both=False, contract=contract, free=free)[0]
 
     def chunk(self, index: int) -> int:
-        """How many specifications on a node fit the memory at once."""
-        return max(1, self.memory // (8 * self.size * self.structure.width(index)))
+        """How many specifications on a node fit the memory at once, and stay near the processor."""
+        return max(1, min(self.memory, _NEAR) // (8 * self.size * self.structure.width(index)))
 
     def remembers(self, index: int, specifications: int) -> bool:
         """Whether the walks of so many specifications on a node may be kept for differentiation."""

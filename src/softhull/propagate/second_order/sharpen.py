@@ -23,19 +23,25 @@ from .specification import SecondOrderBounds
 # operations allow, where one end of an interval takes about the cube of what its quadratic is worked out over.
 ENTRIES = 256
 _OPERATIONS = 1 << 35
-# Factorisations spent on one end of an interval.
-_STEPS = 2
+# Factorisations spent on one end of an interval, and where they are larger than this.
+_STEPS, _FEW, _LARGE = 4, 2, 512
 # What loses less than this share of all is left as it is.
 _NEGLIGIBLE = 1e-3
 
 
-def sharpened(second: SecondOrderBounds, rows: Tensor, instances: Tensor) -> SecondOrderBounds | None:
-    """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere."""
+def sharpened(
+    second: SecondOrderBounds, rows: Tensor, instances: Tensor, patient: bool = False
+) -> SecondOrderBounds | None:
+    """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere.
+
+    ``patient``: as many as the work on each allows for; else no more than if it was worked out over all the noise.
+    """
     second.bounds.prepare(len(second.bounds.graph.nodes) - 1)  # known once for all that follows, and only met from here
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     wanted = {i: loss for i, loss in wanted.items() if i > first}
-    allowed = min(ENTRIES, _OPERATIONS // (2 * second.dimension**3))
+    size = second.dimension if patient else second.forms.noise_count
+    allowed = min(ENTRIES, _OPERATIONS // (2 * size**3))
     if not wanted or not allowed:
         return None
     last = max(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
@@ -113,7 +119,8 @@ def _bounded_again(second: SecondOrderBounds, index: int, chosen: Tensor) -> Sec
         units = lower.new_zeros(len(entry), lower.shape[1])
         units.scatter_(1, entry[:, None], sign)
         never = lower.new_full((len(entry),), math.inf)
-        low = second.lower(units.reshape(-1, *shape), instance, _STEPS, never, index=index)
+        steps = _STEPS if second.dimension <= _LARGE else _FEW
+        low = second.lower(units.reshape(-1, *shape), instance, steps, never, index=index)
         low = torch.where(low.isnan(), -math.inf, low)
         old = end[instance, entry]
         end[instance, entry] = torch.maximum(old, low) if sign > 0 else torch.minimum(old, -low)
