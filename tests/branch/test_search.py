@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from softhull.branch import cut_leaves
 from softhull.branch.cut_leaves import CutLeaves, _Batch
 from softhull.branch.cuts import Cut
 from softhull.branch.loop import Search, watching
+from softhull.graph.operator import Lines
 from softhull.propagate.methods import Branch
 
-from .cells import Problem, check_tree, random_inner, random_margin, random_product, random_score
+from .cells import KINDS, Problem, check_tree, random_inner, random_margin, random_product, random_score
 
 NEAR = 1e-3
 NETWORKS = [
@@ -57,7 +60,7 @@ def test_a_search_tells_how_its_bound_rises() -> None:
     assert [bound for bound, cut in grown.trees[0] if cut is None] == [leaf.bound for leaf in found.roots[0].leaves()]
 
 
-@pytest.mark.parametrize("kind", ["relu", "leaky", "tanh", "attention"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str) -> None:
     problem = random_inner(seed, kind)
@@ -65,6 +68,37 @@ def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str) -> None:
     found = search(problem, float(problem.objective(x).min()), nodes=40, cells=8)
     check_tree(problem, found.roots[0], x)
     assert found.bound(0) >= found.roots[0].bound
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sharpened_intervals_hold_and_are_never_wider(kind: str) -> None:
+    gained = 0
+    for seed in range(6):
+        problem = random_inner(seed, kind)
+        assert isinstance(problem.bounds, CutLeaves)
+        (root,) = problem.bounds.parts.values()
+        lower, upper, x = root.warm.lower.clone(), root.warm.upper.clone(), problem.points()
+        with torch.no_grad():
+            root.sharpen()
+            values = root.graph.values(x)
+        assert bool((root.warm.lower >= lower).all() & (root.warm.upper <= upper).all())
+        gained += int((root.warm.lower > lower).sum() + (root.warm.upper < upper).sum())
+        for part in root.relaxed.values():
+            inputs = values[part.before].flatten(1)[:, part.entries]
+            assert bool((inputs >= root.warm.lower[part.every]).all() & (inputs <= root.warm.upper[part.every]).all())
+    assert gained or kind == "attention"  # whose only activations come first
+
+
+def test_a_line_that_cuts_into_its_curve_is_noticed_in_sharpened_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = cut_leaves.charged
+
+    def steeper(*given: Any) -> Lines:
+        lines = honest(*given)
+        return replace(lines, lower_offset=lines.lower_offset + 0.3)
+
+    monkeypatch.setattr(cut_leaves, "charged", steeper)
+    with pytest.raises(AssertionError):
+        test_sharpened_intervals_hold_and_are_never_wider("relu")
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3])
@@ -91,8 +125,9 @@ def test_cuts_of_activations_close_the_gap_of_a_small_network(seed: int) -> None
 
 
 def test_a_multiplier_of_a_cut_inside_of_the_wrong_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = random_inner(0)
+    problem = random_inner(7)
     x, honest = problem.points(), _Batch._place
+    assert float(problem.objective(x).min()) < 0  # so that multipliers are moved
 
     def turned(batch: _Batch) -> None:
         honest(batch)

@@ -167,7 +167,7 @@ def rectifiers(path: Path, rng: np.random.Generator) -> Path:
 
 def _negative(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:
     for step in [step for cell in tree["cells"] for step in cell]:
-        arrays[step["cuts"]] = -arrays[step["cuts"]]
+        arrays[step["cuts"]] = -1 - arrays[step["cuts"]]  # also where a cell needs no multiplier
 
 
 def _other_entry(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:

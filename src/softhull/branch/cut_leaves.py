@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,8 +24,9 @@ from ..graph.operator import Elementwise, Lines
 from ..graph.rounding import largest
 from ..propagate.crown import LinearBounds, LinearWalk
 from ..propagate.free import Free
+from ..propagate.knowledge import brought
 from ..propagate.rules import charged
-from ..propagate.structure import pieces
+from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim, Step
 from .cuts import Cut
 from .loop import Cell, Solved
@@ -34,10 +37,15 @@ ROOT, STEPS, TRIED = 30, 5, 2
 # Steps of a cell that nothing can be cut of any more: its multipliers are all that is left to gain.
 LAST = 150
 RATE = 0.15
-# Cells keep so many candidates for their cut: the account is right so often that trying others does not pay.
-CANDIDATES = 1
+# Cells keep so many candidates for their cut; those that are deeper than this one: the account is right so often that
+# trying others pays only where all that follows depends on it.
+CANDIDATES, DEEP = 8, 6
 # Bytes of walks that are kept for differentiation at once: more cells together gain nothing.
 TOGETHER = 1 << 26
+# Gradient steps for the interval of one relaxed entry, and how many entries of an instance get them, at most.
+SHARPENED, ENTRIES = 10, 256
+# Steps are taken in this format, in which what is larger than this share of the outputs is surely positive.
+FORMAT, POSITIVE = torch.float32, 1e-5
 
 
 @dataclass(frozen=True)
@@ -56,19 +64,28 @@ class Warm:
 
 
 class CutLeaves:
-    """Problem p: ``<rows[p], output> - offsets[p]`` over instance ``instance[p]`` of ``bounds``."""
+    """Problem p: ``<rows[p], output> - offsets[p]`` over instance ``instance[p]`` of ``bounds``.
+
+    ``sharpen``: what goes into relaxed entries is bounded again first, by gradient steps on the lines before it.
+    """
 
     together = 1
 
-    def __init__(self, bounds: LinearBounds, instance: Tensor, rows: Tensor, offsets: Tensor) -> None:
+    def __init__(
+        self, bounds: LinearBounds, instance: Tensor, rows: Tensor, offsets: Tensor, sharpen: bool = False
+    ) -> None:
         self.instance = instance.tolist()
         self.rows, self.offsets = rows, offsets
         self.parts = {i: _Root(bounds.take(torch.tensor([i], device=instance.device))) for i in set(self.instance)}
         # How much of the loss of every root is that of entries that can be cut.
         self.shares: dict[int, float] = {}
+        self.sharpen = sharpen
 
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts."""
+        if self.sharpen:
+            for root in self.parts.values():
+                root.sharpen()
         return self._bounded([Cell(p, ()) for p in range(len(self.instance))], ROOT)
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
@@ -147,15 +164,51 @@ class _Root:
         self.warm = Warm(torch.cat(lowers), torch.cat(uppers), torch.cat(lines, 1), start)
         volume = bounds.structure.volume(self.last)
         self.together = max(1, min(TOGETHER, 32 * bounds.memory) // (16 * volume))
-        # For gradient steps the price of rounding does not matter, only the last walk pays it. Facts that are shared
-        # by all walks must be found with it: by this one.
+        # Facts that are shared by all walks must be proved: by this one. What searches takes them over.
         bounds.lower(self.last, bounds.region.lower.new_ones(1, 1, *self.graph.output_shape))
-        self.nearest = bounds.rounded("nearest")
         # By node and entry that are cut: which of the relaxed entries that narrows.
         self.narrowed: dict[tuple[int, int], list[int]] = {}
         for part in self.relaxed.values():
             for k, entry in enumerate(part.entries.tolist()):
                 self.narrowed.setdefault((part.before, entry), []).append(part.every.start + k)
+
+    @cached_property
+    def quick(self) -> _Root:
+        """The same to search with: rounding is not charged, and numbers are short. Only the last walk is a proof."""
+        found = copy(self)
+        found.bounds = self.bounds.to_search(FORMAT)
+        found.graph = found.bounds.graph
+        found.relaxed = {i: replace(part, base=brought(part.base, FORMAT)) for i, part in self.relaxed.items()}
+        return found
+
+    def sharpen(self) -> None:
+        """Better intervals of relaxed entries behind others, first to last, the widest of them."""
+        before: set[int] = set()
+        for part in self.relaxed.values():
+            lower, upper = self.warm.lower[part.every], self.warm.upper[part.every]
+            chosen = (upper - lower).topk(min(len(lower), ENTRIES)).indices
+            if len(chosen) and before and part.before >= 0:
+                low = self._ends(part, chosen, 1.0)
+                high = -self._ends(part, chosen, -1.0)
+                lower[chosen], upper[chosen] = torch.maximum(lower[chosen], low), torch.minimum(upper[chosen], high)
+                crossed = lower > upper  # by rounding, where it is nearly a point
+                lower[crossed], upper[crossed] = upper[crossed], lower[crossed]
+            if len(lower):
+                before.add(part.before)
+
+    def _ends(self, part: _Relaxed, chosen: Tensor, sign: float) -> Tensor:
+        """Lower bounds on some of the entries that are relaxed at a node, or on their negatives."""
+        found = []
+        for some in pieces(part.entries[chosen], self.together):
+            self.bounds.check_time()
+            rows = self.warm.lower.new_zeros(len(some), math.prod(self.graph.shape_of(part.before)))
+            rows.scatter_(1, some[:, None], sign)
+            rows = rows.reshape(-1, *self.graph.shape_of(part.before))
+            cells = [Cell(0, ())] * len(some)
+            batch = _Batch(self, cells, rows, rows.new_zeros(len(some)), part.before)
+            low, _ = batch.lower_bounds(*batch.ascended(SHARPENED, rows.new_full((len(some),), math.inf)))
+            found.append(torch.where(low.isnan(), -math.inf, low))
+        return torch.cat(found)
 
     def sizes(self, node: int) -> Tensor:
         """The largest absolute value of every entry of a node, flat."""
@@ -164,10 +217,13 @@ class _Root:
 
 
 class _Batch:
-    """Some cells of one instance: row s of a walk is cell s."""
+    """Some cells of one instance: row s of a walk is cell s; ``rows`` are about a node, by default the output."""
 
-    def __init__(self, root: _Root, cells: Sequence[Cell], rows: Tensor, offsets: Tensor) -> None:
+    def __init__(
+        self, root: _Root, cells: Sequence[Cell], rows: Tensor, offsets: Tensor, node: int | None = None
+    ) -> None:
         self.root, self.cells, self.rows, self.offsets = root, cells, rows, offsets
+        self.node = root.last if node is None else node
         warms: list[Warm] = [root.warm if cell.warm is None else cell.warm for cell in cells]
         self.lower = torch.stack([warm.lower for warm in warms])  # [S, E]
         self.upper = torch.stack([warm.upper for warm in warms])
@@ -199,7 +255,8 @@ class _Batch:
 
     def solved(self, steps: int, explain: bool) -> list[Solved]:
         """Bounds of the cells of one instance; with ``explain`` also the cuts to try next."""
-        lines, on_cuts = self._ascended(steps)
+        sizes = self.rows.flatten(1).abs() @ self.root.sizes(self.node) + self.offsets.abs()
+        lines, on_cuts = self.ascended(steps, POSITIVE * sizes)
         walk = _CutWalk(self.root.bounds, self, lines)
         bound, claim = self._lower(walk, on_cuts)
         value = torch.where(self.empty, math.inf, torch.where(bound.isnan(), -math.inf, bound)).tolist()
@@ -213,30 +270,73 @@ class _Batch:
             found.append(Solved(low, cuts[s], warm, x[s], warm.size))
         return found
 
-    def _ascended(self, steps: int) -> tuple[Tensor, Tensor]:
-        """The best lines and multipliers after some gradient steps on both."""
-        free, nearest = Free(), self.root.nearest
+    def lower_bounds(self, lines: Tensor, on_cuts: Tensor) -> tuple[Tensor, Claim]:
+        """Lower bounds ``[S]`` with some lines and multipliers, and the claim at the input that they come from."""
+        return self._lower(_CutWalk(self.root.bounds, self, lines), on_cuts)
+
+    def ascended(self, steps: int, enough: Tensor) -> tuple[Tensor, Tensor]:
+        """The best lines and multipliers after some gradient steps on both.
+
+        Rows whose bounds are above ``enough [S]`` take none, and the steps end when all are.
+        """
+        quick = self._quick()
+        value, _ = quick.lower_bounds(quick.lines, quick.on_cuts)
+        left = (~(value > enough) & ~self.empty).nonzero()[:, 0]
+        lines, on_cuts = self.lines, self.on_cuts
+        if steps and len(left):
+            found = quick._take(left)._climbed(steps, enough[left])
+            lines = lines.index_copy(1, left, found[0].to(lines.dtype))
+            on_cuts = on_cuts.index_copy(0, left, found[1].to(on_cuts.dtype))
+        return lines, on_cuts
+
+    def _quick(self) -> _Batch:
+        """The same to search with."""
+        found = copy(self)
+        found.root = self.root.quick
+        for name in ("rows", "offsets", "lower", "upper", "lines", "on_cuts", "sign", "threshold"):
+            setattr(found, name, getattr(self, name).to(FORMAT))
+        return found
+
+    def _take(self, some: Tensor) -> _Batch:
+        """Some of the cells, in order."""
+        if len(some) == len(self.cells):
+            return self
+        found = copy(self)
+        found.cells = [self.cells[s] for s in some.tolist()]
+        for name in ("rows", "offsets", "lower", "upper", "on_cuts", "sign", "threshold", "empty"):
+            setattr(found, name, getattr(self, name)[some])
+        found.lines = self.lines[:, some]
+        place = torch.full((len(self.cells),), -1, dtype=torch.long, device=some.device)
+        place[some] = positions(some)
+        tables = {node: table[:, place[table[0]] >= 0] for node, table in self.places.items()}
+        found.places = {node: torch.cat((place[table[:1]], table[1:])) for node, table in tables.items()}
+        return found
+
+    def _climbed(self, steps: int, enough: Tensor) -> tuple[Tensor, Tensor]:
+        """Lines and multipliers after gradient steps, the best of all that were tried."""
+        free, bounds = Free(), self.root.bounds
         best = torch.full_like(self.offsets, -math.inf)
         best_lines, best_cuts = self.lines, self.on_cuts
         for step in range(steps + 1):
-            nearest.check_time()
-            with torch.enable_grad():
+            bounds.check_time()
+            with torch.set_grad_enabled(step < steps):
                 lines = free(-1, "lines", self.lines)
                 on_cuts = free(-1, "cuts", self.on_cuts, 0, high=math.inf)
-                value, _ = self._lower(_CutWalk(nearest, self, lines), on_cuts)
+                value, _ = self.lower_bounds(lines, on_cuts)
                 objective = torch.where(value.isfinite(), value, 0.0).sum()
             better = (value.detach() > best)[:, None]
             best = torch.maximum(best, value.detach())
             best_lines = torch.where(better, lines.detach(), best_lines)
             best_cuts = torch.where(better, on_cuts.detach(), best_cuts)
-            if step < steps:
-                free.ascend(objective, RATE * (1 - step / steps))
+            if step == steps or bool((best > enough).all()):
+                break
+            free.ascend(objective, RATE * (1 - step / steps))
         return best_lines, best_cuts
 
     def _lower(self, walk: _CutWalk, on_cuts: Tensor) -> tuple[Tensor, Claim]:
         """Lower bounds ``[S]`` on the margins in the cells, and the claim at the input that they come from."""
         bounds, root, S = walk.bounds, self.root, len(self.cells)
-        pending = {root.last: self.rows[:, None]}
+        pending = {self.node: self.rows[:, None]}
         constant = -(on_cuts * self.sign * self.threshold).sum(1, keepdim=True)
         lost = (on_cuts * self.threshold).detach().abs().sum(1)
         for node, (s, c, plus, minus) in self.places.items():
@@ -293,14 +393,12 @@ class _Batch:
         self.shares = (every.sum(1) / (margin - bound)).tolist()
         best, where = every.topk(min(CANDIDATES, len(nodes)), 1)
         at = torch.cat(thresholds, 1).gather(1, where)
-        return [
-            [
-                Cut(nodes[place], entries[place], None, t)
-                for score, place, t in zip(*(row.tolist() for row in rows))
-                if score > 0
-            ]
-            for rows in zip(best, where, at)
-        ]
+        found = []
+        for cell, *rows in zip(self.cells, best, where, at):
+            kept = CANDIDATES if len(cell.path) < DEEP else 1
+            places = zip(*(row[:kept].tolist() for row in rows))
+            found.append([Cut(nodes[place], entries[place], None, t) for score, place, t in places if score > 0])
+        return found
 
 
 class _CutWalk(LinearWalk):

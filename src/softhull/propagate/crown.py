@@ -30,11 +30,14 @@ from . import normalize as normalize  # the same
 from . import products as products  # the same
 from . import softmax_steps as softmaxes
 from .free import Free
-from .knowledge import Knowledge
+from .knowledge import Knowledge, brought
 from .methods import Linear, Paper
 from .rules import step, tightest
 from .structure import Structure, pieces, positions
 from .walk import Claim, Step, Walk
+
+# Bytes of one coefficient tensor that is walked with at once: larger ones leave the cache and take up to twice as long.
+_NEAR = 1 << 22
 
 
 class OutOfTime(Exception):
@@ -76,11 +79,13 @@ class LinearBounds:
         """The same bounds with other knowledge."""
         return self._like(self.region, knowledge)
 
-    def rounded(self, rounding: str) -> LinearBounds:
-        """The same bounds with another price of rounding; what they find from now on is their own."""
-        found = self.take(torch.arange(self.size, device=self.region.lower.device))
-        found.method, found.outward = replace(self.method, rounding=rounding), rounding == "outward"
-        return found
+    def to_search(self, dtype: torch.dtype) -> LinearBounds:
+        """Nearly the same bounds in another format, rounding free of charge: quick, and no proofs."""
+        device = self.region.lower.device
+        method = replace(self.method, rounding="nearest")
+        graph, region = self.graph.to(dtype, device), brought(self.region, dtype)
+        knowledge = self.knowledge.to(dtype)
+        return LinearBounds(graph, region, method, self.structure, self.memory, self.deadline, knowledge)
 
     def _like(self, region: Region, knowledge: Knowledge) -> LinearBounds:
         return LinearBounds(self.graph, region, self.method, self.structure, self.memory, self.deadline, knowledge)
@@ -218,8 +223,8 @@ class LinearBounds:
         return self._walk(index, coefficients, both=False, contract=contract, free=free)[0]
 
     def chunk(self, index: int) -> int:
-        """How many specifications on a node fit the memory at once."""
-        return max(1, self.memory // (8 * self.size * self.structure.width(index)))
+        """How many specifications on a node fit the memory at once, and stay near the processor."""
+        return max(1, min(self.memory, _NEAR) // (8 * self.size * self.structure.width(index)))
 
     def remembers(self, index: int, specifications: int) -> bool:
         """Whether the walks of so many specifications on a node may be kept for differentiation."""

@@ -7,6 +7,7 @@ facts that rest on worse ones stay true, and are let go where it pays to prove t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -49,6 +50,14 @@ class Knowledge:
             facts[kind] = {i: part for i, part in parts if part is not _LOST}
         return Knowledge(self._structure, facts)
 
+    def to(self, dtype: torch.dtype) -> Knowledge:
+        """The same numbers in another format, rounded to nearest: to search with, no longer proofs."""
+        facts: Facts = {}
+        for kind, known in self._facts.items():
+            parts = ((i, brought(fact, dtype)) for i, fact in known.items())
+            facts[kind] = {i: part for i, part in parts if part is not _LOST}
+        return Knowledge(self._structure, facts)
+
     def with_interval(self, index: int, found: Interval) -> Knowledge:
         """Better bounds ``[B, *shape]`` on a node; what follows from them is proved again when asked for."""
         better = self._met("interval", index, self._met("rough", index, found))
@@ -88,6 +97,19 @@ class Knowledge:
 
 
 _LOST = object()
+
+
+def brought(fact: Any, dtype: torch.dtype) -> Any:
+    """A fact, or any record of tensors, with its numbers in another format."""
+    if isinstance(fact, Tensor):
+        return fact.to(dtype) if fact.is_floating_point() else fact
+    if isinstance(fact, tuple | list):
+        parts = [brought(part, dtype) for part in fact]
+        return _LOST if any(part is _LOST for part in parts) else type(fact)(parts)
+    if is_dataclass(fact) and not isinstance(fact, type):
+        named = {f.name: brought(getattr(fact, f.name), dtype) for f in fields(fact)}
+        return _LOST if any(part is _LOST for part in named.values()) else replace(fact, **named)
+    return fact if fact is None or isinstance(fact, int | float | str) else _LOST
 
 
 def _taken(fact: Any, instances: Tensor) -> Any:

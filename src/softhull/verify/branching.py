@@ -113,7 +113,8 @@ class _Cutting:
         _, best = self.margins.best_rows(self.found.bounds)
         row = best[group, instance]
         rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
-        cells = CutLeaves(bounds, instance, rows, self.margins.offsets[row, instance])
+        offsets = self.margins.offsets[row, instance]
+        cells = CutLeaves(bounds, instance, rows, offsets, sharpen=not self.effort.proofs)
         search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
         challenge = self._challenge(search, [[g] for g in group.tolist()])
         try:

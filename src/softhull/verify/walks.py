@@ -420,7 +420,9 @@ class Quadratics(Walks):
         if not len(row):
             return None
         rows = claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
-        better = sharpened(self.second[0][0], rows, self.places(instance))
+        # With a time limit there is somebody who waits for the proof.
+        patient = work.effort.deadline < math.inf
+        better = sharpened(self.second[0][0], rows, self.places(instance), patient)
         return None if better is None else replace(self, second=((better,),))
 
     def bent(self, work: Work) -> Quadratics | None:
@@ -430,10 +432,7 @@ class Quadratics(Walks):
         if not len(left) or len(self.second) != 1 or len(self.second[0]) != 1:
             return None
         second = self.second[0][0]
-        if second is None:
-            return None
-        some = second.bounds.region.lower.new_ones(1, *second.bounds.graph.output_shape)
-        if second.quadratic(some, self.places(left[:1])).work > LARGEST:
+        if second is None or second.dimension() > LARGEST:
             return None
         bounds = second.bounds.take(self.places(left))
         try:

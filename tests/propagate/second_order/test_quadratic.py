@@ -17,6 +17,7 @@ from softhull.propagate.second_order.affine_form import Basis
 from softhull.propagate.second_order.blocks import BlockQuadratic
 from softhull.propagate.second_order.dual import Pursuit, bound, cost, maximise
 from softhull.propagate.second_order.low_rank import LowRankQuadratic
+from softhull.propagate.second_order.noise_parts import Dense, noise_parts
 from softhull.propagate.second_order.quadratic import DenseQuadratic, quadratic_lower_bound
 
 DTYPES = (torch.float64, torch.float32)
@@ -151,7 +152,8 @@ def test_low_rank_agrees_with_dense(scale, dtype):
     C = torch.from_numpy(scale * rng.normal(size=(10, 3, 3)) / 9).to(dtype)
     C = (C + C.mT) / 2
     linear = torch.from_numpy(rng.normal(size=(10, 9))).to(dtype)
-    value, d = maximise(LowRankQuadratic(linear, U, C), Pursuit(12, torch.full((10,), torch.inf, dtype=dtype)))
+    low_rank = LowRankQuadratic.of(linear, U, C)
+    value, d = maximise(low_rank, Pursuit(12, torch.full((10,), torch.inf, dtype=dtype)))
     B = U.double().mT @ C.double() @ U.double()
     least = _values(linear.double(), B, _corners(9, torch.float64)).amin(1)
     assert bool((value.double() <= least).all())
@@ -160,6 +162,50 @@ def test_low_rank_agrees_with_dense(scale, dtype):
     assert bool((torch.linalg.eigvalsh(M) > 0).all())
     dual = -cost(d.double(), None) - (linear.double() * torch.linalg.solve(M, linear.double())).sum(-1) / 4
     assert bool((value.double() <= dual).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ball", [None, torch.arange(13) < 6])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_parts_that_share_no_noise_agree_with_the_whole(scale, ball, dtype):
+    """Two parts, rows with a noise number of their own, a row without noise and noise without a row, all mixed up."""
+    rng = np.random.default_rng(8)
+    U = torch.zeros(10, 9, 13, dtype=dtype)
+    U[:, :3, :5] = torch.from_numpy(rng.normal(size=(10, 3, 5)))
+    U[:, 3:5, 5:8] = torch.from_numpy(rng.normal(size=(10, 2, 3)))
+    for row, column in ((5, 8), (6, 9), (7, 11)):
+        U[:, row, column] = torch.from_numpy(rng.uniform(0.5, 2, 10))
+    rows, columns = (torch.from_numpy(rng.permutation(size)) for size in (9, 13))
+    U = U[:, rows][:, :, columns]
+    C = torch.from_numpy(scale * rng.normal(size=(10, 9, 9)) / 20).to(dtype)
+    C = (C + C.mT) / 2
+    linear = torch.from_numpy(rng.normal(size=(10, 13))).to(dtype)
+    never = torch.full((10,), torch.inf, dtype=dtype)
+    problem = LowRankQuadratic.of(linear, U, C, ball)
+    assert sorted(part.count for part in problem.parts) == [2, 3, 3]
+    value, d = maximise(problem, Pursuit(12, never))
+    everything = Dense(U, torch.arange(13))
+    whole, _ = maximise(LowRankQuadratic(linear, [everything], C, ball), Pursuit(12, never))
+    if dtype == torch.float64:  # in shorter numbers the way to the best multipliers is another one
+        torch.testing.assert_close(value, whole, rtol=1e-6, atol=0)
+    B = U.double().mT @ C.double() @ U.double()
+    points = torch.from_numpy(rng.uniform(-1, 1, size=(3000, 13)))
+    points[:1500] = points[:1500].sign()
+    if ball is not None:
+        points[:, ball] /= points[:, ball].norm(dim=1, keepdim=True)
+    assert bool((value.double()[:, None] <= _values(linear.double(), B, points)).all())
+    M = torch.diag_embed(d.double()) + B
+    assert bool((torch.linalg.eigvalsh(M) > 0).all())
+    dual = -cost(d.double(), ball) - (linear.double() * torch.linalg.solve(M, linear.double())).sum(-1) / 4
+    assert bool((value.double() <= dual).all())
+
+
+def test_rows_that_share_noise_only_through_others_are_one_part():
+    U = torch.eye(6, 7, dtype=torch.float64)[None]
+    U[0, torch.arange(6), torch.arange(6) + 1] = 1  # a chain
+    order, parts = noise_parts(U)
+    assert [part.count for part in parts] == [6]
+    assert sorted(order.tolist()) == list(range(6))
 
 
 @pytest.mark.parametrize("ball", [None, torch.arange(14) < 6])

@@ -11,7 +11,7 @@ import torch
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.free import Free
 from softhull.propagate.methods import SecondOrder
-from softhull.propagate.second_order import specification
+from softhull.propagate.second_order import terms
 from softhull.propagate.second_order.ascent import _value
 from softhull.propagate.second_order.dual import cost
 from softhull.propagate.second_order.specification import SecondOrderBounds, bound_quadratic
@@ -38,7 +38,7 @@ def test_thin_and_thick_agree(second, monkeypatch, free):
     x, second = second
     found = []
     for share in (0.0, math.inf):
-        monkeypatch.setattr(specification, "THIN", share)
+        monkeypatch.setattr(terms, "THIN", share)
         with torch.no_grad():
             found.append(second.quadratic(ROWS, BOTH, free=free and free()))
     thick, thin = found

@@ -86,6 +86,17 @@ class Conv(Affine):
     def terms(self, *shapes: Shape) -> int:
         return 2 * self.kernel[0].numel()
 
+    def _transposed(self, y: Tensor) -> Tensor:
+        """The transposed convolution of ``[N, C, *seen]``; where kernels do not overlap, one product of matrices."""
+        kernel, space = self.kernel, self._space
+        if self.groups > 1 or tuple(kernel.shape[2:]) != tuple(self.strides) or any(d > 1 for d in self.dilations):
+            settings: dict[str, Any] = {"stride": self.strides, "groups": self.groups, "dilation": self.dilations}
+            return _TRANSPOSED[space - 1](y, kernel, **settings)
+        patches = (y.movedim(1, -1) @ kernel.flatten(1)).unflatten(-1, kernel.shape[1:])  # [N, *seen, C, *kernel]
+        axes = [axis for i in range(space) for axis in (1 + i, 2 + space + i)]  # positions and kernels in turn
+        shape = (len(y), kernel.shape[1], *(n * k for n, k in zip(y.shape[2:], kernel.shape[2:])))
+        return patches.permute(0, 1 + space, *axes).reshape(shape)
+
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
         leading = coefficients.shape[:3]
         size, seen = shapes[0][2:], coefficients.shape[4:]
@@ -96,13 +107,7 @@ class Conv(Affine):
             - ((seen[i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel.shape[2 + i] - 1) + 1)
             for i in range(self._space)
         ]  # fmt: skip
-        settings: dict[str, Any] = {
-            "stride": self.strides,
-            "groups": self.groups,
-            "dilation": self.dilations,
-        }
-        flat = coefficients.flatten(0, 2)
-        padded = _TRANSPOSED[self._space - 1](flat, self.kernel, **settings)
+        padded = self._transposed(coefficients.flatten(0, 2))
         pairs = [
             size for axis in reversed(range(self._space))
             for size in (-front[axis], unreached[axis] - behind[axis])

@@ -11,7 +11,7 @@ Centres and slopes are rounded; ``error`` is a running bound on what that, and n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...graph.rounding import share, underflow
 from ...regions import Region
+from .noise_parts import NoisePart, noise_parts
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,12 @@ class Basis:
     """``z = map @ eps`` for every instance: ``map [B, r, n]``, or ``map [B, n]`` where it is diagonal.
 
     ``numbers [n]`` says which noise the columns stand for, the input's first; None: that of numbers 0 to n - 1.
+    ``parts``: the order of its entries in which parts that share no noise follow each other, and these, where known.
     """
 
     map: Tensor
     numbers: Tensor | None = None
+    parts: tuple[Tensor, list[NoisePart]] | None = None
 
     @property
     def size(self) -> int:
@@ -145,7 +148,14 @@ class Basis:
         """The basis of some of the instances."""
         # One instance is shared, not copied: its map may be most of what is held.
         found = self.map.expand(len(instances), *self.map.shape[1:]) if len(self.map) == 1 else self.map[instances]
-        return Basis(found, self.numbers)
+        parts = None
+        if self.parts is not None:
+            parts = self.parts[0], [part.take(instances) for part in self.parts[1]]
+        return Basis(found, self.numbers, parts)
+
+    def in_parts(self) -> Basis:
+        """The same, with its parts known."""
+        return self if self.map.ndim == 2 else replace(self, parts=noise_parts(self.map))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from .affine_form import Noise
 from .dual import Pursuit, cost, fixed_point, levelled, maximise
 from .specification import Quadratic, SecondOrderBounds, bound_quadratic, over_pairs
 
-# Multiplications of one factorisation up to which a step, some ten of them, is worth its time.
-LARGEST = 1 << 27
+# The size of matrices up to which a step, some ten factorisations, is worth its time.
+LARGEST = 512
 # After so many steps the bound is taken, which may be the proof.
 _OFTEN = 10
 
@@ -51,7 +51,7 @@ def _ascended(
             if step % _OFTEN == 0 or step == steps:
                 with torch.no_grad():
                     best = torch.maximum(best, bound_quadratic(quadratic.detached(), noise, 12, target))
-                if step == steps or bool((best > target).all()) or quadratic.work > LARGEST:
+                if step == steps or bool((best > target).all()) or quadratic.dimension > LARGEST:
                     break
             value, d = _value(quadratic, noise, d)
             free.ascend(torch.where(value.isfinite(), value, 0.0).sum(), rate * (1 - step / steps))

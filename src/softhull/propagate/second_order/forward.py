@@ -33,6 +33,8 @@ from .rules import affine_form
 
 # Affine forms may take this many times what one coefficient tensor of the linear bounds may.
 TENSORS = 32
+# A basis with products of up to so many entries goes on through a narrow layer: steps take about their cube.
+_SETTLED = 1024
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Forms:
         self._forms: dict[int, AffineForm] = {-1: form}
         self._gauge: Gauge | None = None
         self._metric: Tensor | None = None
+        self._effect: Tensor | None = None  # of the noise [B, n] on the last narrow layer, where that is no basis
 
     def build(self) -> Self:
         """All forms that are needed, first to last; at the end the bounds know better differences."""
@@ -104,17 +107,27 @@ class Forms:
                 self._refuse_beyond(entries * self.basis.size, node.label)
                 self._forms[index] = self.rule(index)
             if index in self._forms and is_bottleneck(self.graph, index):
-                self._rebase([index])
+                self._pass(index)
             self._collect(index + 1)
             self._forms = {i: form for i, form in self._forms.items() if last_use[i] > index}
             self._fit()
         self._renumber()
+        self.bases = {number: basis.in_parts() for number, basis in self.bases.items()}
         return self
 
     @property
     def basis(self) -> Basis:
         """The basis that forms are written in at this point of the network."""
         return self.bases[self.current]
+
+    def _settled(self) -> bool:
+        """Whether the current basis stays: products are written in it, so that another only adds to what they take.
+
+        The input itself never does, whose noise could not be merged, and none does where memory may become short.
+        """
+        used = any(found.basis == self.current for found in self.factors.values())
+        small = self.basis.size <= _SETTLED and 4 * self.held() <= self.memory
+        return used and small and self.basis.map.ndim == 3
 
     def form(self, index: int) -> AffineForm:
         """The form of a node at hand."""
@@ -164,13 +177,13 @@ class Forms:
         def at_hand() -> int:
             return self.basis.bytes + _bytes(form.slope for form in self._forms.values())
 
-        before = self._forms, self.bases.copy(), self.current, self.noise_count, self._gauge, self._metric
+        before = self._forms, self.bases.copy(), self.current, self.noise_count, self._gauge, self._metric, self._effect
         most = at_hand()
         self._rebase(list(self._forms))
         self._release_bases()
         self._merge_noise()
         if at_hand() >= most:
-            self._forms, self.bases, self.current, self.noise_count, self._gauge, self._metric = before
+            self._forms, self.bases, self.current, self.noise_count, self._gauge, self._metric, self._effect = before
 
     def _release_bases(self) -> None:
         """Drop the bases in which nothing is written any more."""
@@ -197,7 +210,7 @@ class Forms:
             self.bases[number] = merged
             self.noise_count += merged.noise - int(kept.sum())
             if number == self.current:
-                self._gauge = None
+                self._gauge = self._effect = None
 
     def _forget(self, index: int) -> None:
         """Leave a product, and the rows of probabilities before it, to linear relaxations."""
@@ -295,6 +308,14 @@ class Forms:
         slope = torch.cat((slope.expand(B, *slope.shape[1:]), own.reshape(B, count, *radius.shape[1:])), 1)
         return AffineForm(centre, slope, error)
 
+    def _pass(self, index: int) -> None:
+        """Everything later goes through this node: its entries become the basis, or at least the measure of noise."""
+        if not self._settled():
+            self._rebase([index])
+            return
+        self._effect = self._forms[index].noise_slope(self.basis).norm(dim=1)
+        self._gauge = self._metric = None
+
     def _rebase(self, nodes: list[int]) -> None:
         """Let the entries of the nodes through which everything later passes be the basis, if they are fewer."""
         forms = [self._forms[i] for i in nodes]
@@ -322,13 +343,13 @@ class Forms:
         numbers = self.basis.numbers
         self.current += 1
         self.bases[self.current] = Basis(rows, numbers)
-        self._gauge = self._metric = None
+        self._effect = self._gauge = self._metric = None
 
     @property
     def gauge(self) -> Gauge:
         """How large quadratics in the current basis can get, worked out once."""
         if self._gauge is None:
-            self._gauge = Gauge(self.basis, self.noise)
+            self._gauge = Gauge(self.basis, self.noise, effect=self._effect)
             self._metric = self._gauge.gram
         return self._gauge
 
@@ -338,7 +359,7 @@ class Forms:
         used = torch.zeros(len(basis.map), basis.size, dtype=torch.bool, device=basis.map.device)
         for slope in slopes:
             used[:, : slope.shape[-1]] |= (slope != 0).flatten(1, -2).any(1)
-        return whole if bool(used.all()) else Gauge(basis, self.noise, used)
+        return whole if bool(used.all()) else Gauge(basis, self.noise, used, self._effect)
 
 
 def collected(operator: Operator) -> bool:

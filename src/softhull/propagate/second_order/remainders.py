@@ -17,14 +17,17 @@ class Gauge:
     times the least and the largest eigenvalue of ``L'Q L``, where ``L L' = W`` and ``cost(d)`` is the largest
     ``sum_i d_i eps_i^2``. One set of weights serves all products of an instance, so that what remains per product is
     an eigenvalue problem of the size of its factors. Noise that moves none of the basis entries in ``used [B, r]`` (all
-    without it) costs nothing; products may then have slopes on no others.
+    without it) costs nothing; products may then have slopes on no others. Noise weighs as much as it moves the basis,
+    the first of it as ``effect [B, n']`` says.
     """
 
-    def __init__(self, basis: Basis, noise: Noise, used: Tensor | None = None) -> None:
+    def __init__(self, basis: Basis, noise: Noise, used: Tensor | None = None, effect: Tensor | None = None) -> None:
         mapping = basis.densified().map
         if used is not None:
             mapping = mapping * used[..., None]
         weights = mapping.norm(dim=1)
+        if effect is not None:
+            weights = torch.cat((effect.expand(len(weights), -1), weights[:, effect.shape[1] :]), 1)
         still = (mapping == 0).all(1)  # a norm may underflow
         ball = noise.ball(weights.shape[-1], weights.device)
         if ball is not None:  # one multiplier for the whole ball

@@ -13,33 +13,51 @@ import math
 import torch
 from torch import Tensor
 
+from ...errors import SofthullError
 from ...graph.operator import Bilinear, Elementwise, Lines
 from ..crown import LinearBounds, LinearWalk
 from ..walk import Claim, Step
 from .specification import SecondOrderBounds
 
 # Entries of one instance that are bounded again, at most, in all layers together: no more than these, and than so many
-# operations allow, where one end of an interval takes about the cube of the noise numbers.
+# operations allow, where one end of an interval takes about the cube of what its quadratic is worked out over.
 ENTRIES = 256
 _OPERATIONS = 1 << 35
-# Factorisations spent on one end of an interval.
-_STEPS = 4
+# Factorisations spent on one end of an interval, and where they are larger than this.
+_STEPS, _FEW, _LARGE = 4, 2, 512
 # What loses less than this share of all is left as it is.
 _NEGLIGIBLE = 1e-3
 
 
-def sharpened(second: SecondOrderBounds, rows: Tensor, instances: Tensor) -> SecondOrderBounds | None:
-    """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere."""
+def sharpened(
+    second: SecondOrderBounds, rows: Tensor, instances: Tensor, patient: bool = False
+) -> SecondOrderBounds | None:
+    """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere.
+
+    ``patient``: as many as the work on each allows for; else fewer where there is much noise.
+    """
     second.bounds.prepare(len(second.bounds.graph.nodes) - 1)  # known once for all that follows, and only met from here
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     wanted = {i: loss for i, loss in wanted.items() if i > first}
-    allowed = min(ENTRIES, _OPERATIONS // (2 * second.forms.noise_count**3))
+    size = max(1, second.dimension())
+    allowed = min(ENTRIES, _OPERATIONS // (2 * size**2 * (size if patient else second.forms.noise_count)))
     if not wanted or not allowed:
         return None
+    last = max(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     for index, chosen in _dearest(wanted, allowed).items():
         second = _bounded_again(second, index, chosen)
+        if index < last:  # the forms of later products gain by it
+            second = _formed_again(second)
     return second
+
+
+def _formed_again(second: SecondOrderBounds) -> SecondOrderBounds:
+    """Forms by what is known now; those at hand where there are none."""
+    try:
+        return SecondOrderBounds.of(second.bounds)
+    except (SofthullError, torch.linalg.LinAlgError):
+        return second
 
 
 def _losses(bounds: LinearBounds, rows: Tensor, instances: Tensor) -> dict[int, Tensor]:
@@ -101,7 +119,8 @@ def _bounded_again(second: SecondOrderBounds, index: int, chosen: Tensor) -> Sec
         units = lower.new_zeros(len(entry), lower.shape[1])
         units.scatter_(1, entry[:, None], sign)
         never = lower.new_full((len(entry),), math.inf)
-        low = second.lower(units.reshape(-1, *shape), instance, _STEPS, never, index=index)
+        steps = _STEPS if second.dimension() <= _LARGE else _FEW
+        low = second.lower(units.reshape(-1, *shape), instance, steps, never, index=index)
         low = torch.where(low.isnan(), -math.inf, low)
         old = end[instance, entry]
         end[instance, entry] = torch.maximum(old, low) if sign > 0 else torch.minimum(old, -low)

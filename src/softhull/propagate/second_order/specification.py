@@ -34,7 +34,7 @@ from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic
 from .row_fit import CELLS
-from .terms import THIN, Term, together
+from .terms import Term, together
 
 _NEAR = 1 << 22  # bytes
 _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
@@ -65,17 +65,17 @@ class Quadratic:
         return value
 
     @property
-    def work(self) -> int:
-        """About how many multiplications one step towards a bound on it takes."""
-        n = self.linear.shape[1]
-        return n * min(n, sum(basis.size for basis in self.bases)) ** 2
+    def dimension(self) -> int:
+        """The size of the matrices that a bound on it factorises."""
+        entries, n = sum(basis.size for basis in self.bases), self.linear.shape[1]
+        return entries if _few(entries, n) else n
 
     def problem(self, ball: Tensor | None) -> tuple[Problem, Tensor]:
         """What is to be minimised over the noise, ``ball [n]`` of it in an l_2 ball, in the form that costs least, and
         a bound ``[P]`` on what rounding may have cost it on the way there."""
         n = self.linear.shape[1]
-        if sum(basis.size for basis in self.bases) < 0.6 * n:
-            return LowRankQuadratic(self.linear, *self.joined(), ball), torch.zeros_like(self.constant)
+        if self.dimension < n:
+            return self.low_rank(ball), torch.zeros_like(self.constant)
         if n < _LARGE:
             B, lost = self.dense()
             return DenseQuadratic(self.linear, B, ball), lost
@@ -83,7 +83,7 @@ class Quadratic:
 
     def corner(self) -> Tensor:
         """A corner of the noise ``[P, n]`` where the quadratic is small."""
-        return vertex_minimiser(LowRankQuadratic(self.linear, *self.joined()))[0]
+        return vertex_minimiser(self.low_rank())[0]
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
@@ -101,18 +101,29 @@ class Quadratic:
         operations = 4 * max(basis.size for basis in self.bases) + len(self.bases) + 4
         return B, accumulated(operations, B.dtype) * lost
 
-    def joined(self) -> tuple[Tensor, Tensor]:
-        """One map and one matrix for all bases."""
+    def low_rank(self, ball: Tensor | None = None) -> LowRankQuadratic:
+        """The problem over the entries of all bases."""
+        known = self.bases[0].parts if len(self.bases) == 1 else None
+        if known is None:
+            return LowRankQuadratic.of(self.linear, *self._joined(), ball)
+        (order, parts), numbers, C = known, self.bases[0].numbers, self.matrices[0]
+        if numbers is not None:
+            parts = [part.numbered(numbers) for part in parts]
+        return LowRankQuadratic(self.linear, parts, C[:, order[:, None], order], ball)
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        """One map and one matrix for all bases; a map that all quadratics share is held once."""
         P, n = self.linear.shape
         r = sum(basis.size for basis in self.bases)
-        U, C = self.linear.new_zeros(P, r, n), self.linear.new_zeros(P, r, r)
+        shared = all(basis.map.stride(0) == 0 for basis in self.bases)
+        U, C = self.linear.new_zeros(1 if shared else P, r, n), self.linear.new_zeros(P, r, r)
         start = 0
         for basis, c in zip(self.bases, self.matrices):
             end = start + basis.size
-            U[:, start:end, basis.numbered()] = basis.map
+            U[:, start:end, basis.numbered()] = basis.map[: len(U)]
             C[:, start:end, start:end] = c
             start = end
-        return U, C
+        return U.expand(P, r, n), C
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +193,11 @@ class SecondOrderBounds:
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
         return found
 
+    def dimension(self) -> int:
+        """The size of the matrices that a bound on a specification of the first instance factorises."""
+        some = self.bounds.region.lower.new_ones(1, *self.bounds.graph.output_shape)
+        return self.quadratic(some, torch.zeros(1, dtype=torch.long, device=some.device)).dimension
+
     def lower(
         self,
         rows: Tensor,
@@ -210,8 +226,9 @@ class SecondOrderBounds:
 
     def together(self) -> int:
         """How many quadratics to work on at once: few enough to stay near the processor."""
-        entries = self.forms.basis.size * self.forms.basis.noise
-        return max(1, _NEAR // (8 * entries))
+        basis = self.forms.basis
+        noise = basis.size if len(basis.map) == 1 else basis.noise  # what one instance has is there once
+        return max(1, _NEAR // (8 * basis.size * noise))
 
 
 class _Collecting(LinearWalk):
@@ -257,7 +274,7 @@ class _Collecting(LinearWalk):
         return super().step(index, A)
 
     def _add(self, number: int, term: Term, matrix: Callable[[], Tensor]) -> None:
-        if term.rows <= THIN * self.bases[number].size:
+        if term.is_thin(self.bases[number]):
             self.thin.setdefault(number, []).append(term)
         else:
             self._add_matrix(number, matrix())
@@ -301,6 +318,11 @@ def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[T
         few = min(pursuit.steps, _FEW) if isinstance(problem, BlockQuadratic) else pursuit.steps
         value, d = bound(problem, replace(pursuit, steps=few))
     return _sum_below(found.constant, _sum_below(value, -lost)), d
+
+
+def _few(entries: int, noise: int) -> bool:
+    """Whether it pays to work over the entries of bases instead of all the noise."""
+    return entries < 0.6 * noise
 
 
 def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .affine_form import Basis
 
-# A quadratic that sees at most this share of the entries of its basis is kept by its factors.
-THIN = 0.4
+# A quadratic is kept by its factors where a step then takes at most this share of the work.
+THIN = 0.16
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,10 @@ class Term:
     def rows(self) -> int:
         """The number of combinations it sees."""
         return self.factors.shape[1]
+
+    def is_thin(self, basis: Basis) -> bool:
+        """Whether it is worth keeping by its factors: a step over the basis takes the cube of its size."""
+        return self.rows**2 * basis.noise <= THIN * basis.size**3
 
     def over(self, size: int) -> Tensor:
         """The symmetric matrix ``[P, size, size]`` over a basis of that size."""
