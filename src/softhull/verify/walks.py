@@ -420,9 +420,8 @@ class Quadratics(Walks):
         if not len(row):
             return None
         rows = claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
-        # With a time limit there is somebody who waits for the proof.
-        patient = work.effort.deadline < math.inf
-        better = sharpened(self.second[0][0], rows, self.places(instance), patient)
+        second = self.second[0][0]
+        better = sharpened(second, rows, self.places(instance), _size(second, work))
         return None if better is None else replace(self, second=((better,),))
 
     def bent(self, work: Work) -> Quadratics | None:
@@ -432,14 +431,14 @@ class Quadratics(Walks):
         if not len(left) or len(self.second) != 1 or len(self.second[0]) != 1:
             return None
         second = self.second[0][0]
-        if second is None or second.dimension > LARGEST:
+        if second is None or _size(second, work) > LARGEST:
             return None
         bounds = second.bounds.take(self.places(left))
         try:
             wider = SecondOrderBounds.of(bounds, rectified=True)
         except (SofthullError, torch.linalg.LinAlgError):
             return None
-        if wider.dimension > LARGEST:
+        if _size(wider, work) > LARGEST:
             return None
         return replace(self, instances=left, bounds=(wider.bounds,), ways=(ASCENDED,), second=((wider,),), pairs=None)
 
@@ -450,6 +449,11 @@ class Quadratics(Walks):
 
     def choices(self, places: Tensor) -> dict[str, Any]:
         return {} if self.pairs is None else {"pairs": self.pairs[places]}
+
+
+def _size(second: SecondOrderBounds, work: Work) -> int:
+    """What decides whether more work on a quadratic pays: its own size where a time limit says that somebody waits."""
+    return second.dimension if work.effort.deadline < math.inf else second.forms.noise_count
 
 
 def _second_order(whole: Ensemble, shared: LinearBounds, member: Ensemble) -> SecondOrderBounds:

@@ -30,18 +30,17 @@ _NEGLIGIBLE = 1e-3
 
 
 def sharpened(
-    second: SecondOrderBounds, rows: Tensor, instances: Tensor, patient: bool = False
+    second: SecondOrderBounds, rows: Tensor, instances: Tensor, size: int | None = None
 ) -> SecondOrderBounds | None:
     """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere.
 
-    ``patient``: as many as the work on each allows for; else no more than if it was worked out over all the noise.
+    There are as many as the work on each allows for, where it takes the cube of ``size``, by default of the noise.
     """
     second.bounds.prepare(len(second.bounds.graph.nodes) - 1)  # known once for all that follows, and only met from here
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     wanted = {i: loss for i, loss in wanted.items() if i > first}
-    size = second.dimension if patient else second.forms.noise_count
-    allowed = min(ENTRIES, _OPERATIONS // (2 * size**3))
+    allowed = min(ENTRIES, _OPERATIONS // (2 * (size or second.forms.noise_count) ** 3))
     if not wanted or not allowed:
         return None
     last = max(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
