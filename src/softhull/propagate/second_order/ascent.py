@@ -15,11 +15,11 @@ from .. import softmax_steps as softmaxes
 from ..free import Free
 from ..structure import pieces, positions
 from .affine_form import Noise
-from .dual import fixed_point, levelled, maximise
+from .dual import Pursuit, cost, fixed_point, levelled, maximise
 from .specification import Quadratic, SecondOrderBounds, bound_quadratic, over_pairs
 
-# The size of matrices up to which a step, some ten factorisations, is worth its time.
-LARGEST = 512
+# Multiplications of one factorisation up to which a step, some ten of them, is worth its time.
+LARGEST = 1 << 27
 # After so many steps the bound is taken, which may be the proof.
 _OFTEN = 10
 
@@ -51,7 +51,7 @@ def _ascended(
             if step % _OFTEN == 0 or step == steps:
                 with torch.no_grad():
                     best = torch.maximum(best, bound_quadratic(quadratic.detached(), noise, 12, target))
-                if step == steps or bool((best > target).all()):
+                if step == steps or bool((best > target).all()) or quadratic.work > LARGEST:
                     break
             value, d = _value(quadratic, noise, d)
             free.ascend(torch.where(value.isfinite(), value, 0.0).sum(), rate * (1 - step / steps))
@@ -59,16 +59,14 @@ def _ascended(
 
 
 def _value(found: Quadratic, noise: Noise, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The dual bound ``[P]`` at multipliers near the best ones, as a function of the parameters, and these.
-
-    Its slope in the parameters is that of the quadratic itself at the noise where the Lagrangian is least; so that
-    noise is all that is needed of the dual.
-    """
+    """The dual bound ``[P]`` at multipliers near the best ones, as a function of the parameters, and these."""
     if noise.norm == 1:
         return found.constant + over_pairs(found.linear, found.dense()[0], noise.inputs), None
+    ball = noise.ball(found.linear.shape[1], found.linear.device)
     with torch.no_grad():
-        problem = found.detached().problem(noise)
-        d = maximise(problem, 12, torch.full_like(found.constant, math.inf))[1] if d is None else d
+        problem, _ = found.detached().problem(ball)
+        never = found.constant.new_full(found.constant.shape, math.inf)
+        d = maximise(problem, Pursuit(12, never))[1] if d is None else d
         d = torch.where(d.isfinite(), d, problem.row_sums() + found.linear.abs())
         for _ in range(6):
             solved = problem.solve(d)
@@ -77,4 +75,7 @@ def _value(found: Quadratic, noise: Noise, d: Tensor | None) -> tuple[Tensor, Te
             d = torch.where(solved.feasible[:, None], d, levelled(1.3 * d + 0.02 * problem.row_sums(), problem.ball))
         d = fixed_point(problem, d, solved)
         solved = problem.solve(d)
-    return torch.where(solved.feasible, found.at(-solved.x), -math.inf), d
+        # The bound is the least Lagrangian; what moves its minimiser does not change it.
+        at = -solved.x
+    value = found.at(at) + (d * at.square()).sum(-1) - cost(d, ball)
+    return torch.where(solved.feasible, value, -math.inf), d
