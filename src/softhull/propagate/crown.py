@@ -36,8 +36,9 @@ from .rules import step, tightest
 from .structure import Structure, pieces, positions
 from .walk import Claim, Step, Walk
 
-# Bytes of one coefficient tensor that is walked with at once: larger ones leave the cache and take up to twice as long.
-_NEAR = 1 << 22
+# Bytes of one coefficient tensor that is walked with at once, and specifications that always are: larger tensors leave
+# the cache, and fewer specifications are not worth the calls.
+_NEAR, _ROWS = 1 << 22, 64
 
 
 class OutOfTime(Exception):
@@ -224,7 +225,8 @@ class LinearBounds:
 
     def chunk(self, index: int) -> int:
         """How many specifications on a node fit the memory at once, and stay near the processor."""
-        return max(1, min(self.memory, _NEAR) // (8 * self.size * self.structure.width(index)))
+        each = 8 * self.size * self.structure.width(index)
+        return max(1, min(self.memory // each, max(_ROWS, _NEAR // each)))
 
     def remembers(self, index: int, specifications: int) -> bool:
         """Whether the walks of so many specifications on a node may be kept for differentiation."""

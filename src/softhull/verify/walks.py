@@ -420,9 +420,9 @@ class Quadratics(Walks):
         if not len(row):
             return None
         rows = claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
-        # With a time limit there is somebody who waits for the proof.
-        patient = work.effort.deadline < math.inf
-        better = sharpened(self.second[0][0], rows, self.places(instance), patient)
+        second = self.second[0][0]
+        patient = work.effort.deadline < math.inf  # a time limit says that somebody waits
+        better = sharpened(second, rows, self.places(instance), patient)
         return None if better is None else replace(self, second=((better,),))
 
     def bent(self, work: Work) -> Quadratics | None:
