@@ -106,7 +106,8 @@ def _keep_one(
     def bound_rows() -> Interval | None:
         return _bound_rows(bounds, inner, rows, seen, reference, flipped)
 
-    share = None
+    share: Tensor | None = None
+    found: Interval | None
     if shadowed:
         by_shadow = _shadowed_rows(bounds, kept, inner, rows, (lower, upper), flipped)
         found, share = (by_shadow.low, by_shadow.high), by_shadow.share
@@ -359,9 +360,9 @@ def _scaled(own: Shadow, entry: Tensor, factor: Tensor) -> Function:
     """A function below entries ``[N, m]`` of a node, each times a ``factor [N, B, m]``."""
     rising = factor >= 0
     below, above = (t[:, entry].transpose(0, 1) for t in (own.below, own.above))  # [N, B or 1, m, n]
-    offsets = [t[:, entry].transpose(0, 1) for t in (own.below_offset, own.above_offset)]
+    low, high = (t[:, entry].transpose(0, 1) for t in (own.below_offset, own.above_offset))
     slope = torch.where(rising[..., None], below, above)
-    return Function(slope, torch.where(rising, *offsets), own.moving).times(factor)
+    return Function(slope, torch.where(rising, low, high), own.moving).times(factor)
 
 
 def _bound_combinations(
