@@ -327,19 +327,22 @@ def _shadowed_rows(
     share += bounds.method.mixture
     values, own = shadow(bounds, inner), shadow(bounds, kept)
     assert values is not None
+    moves = ((values.below != 0) | (values.above != 0)).any(-1).any(0)
     for group in range(groups):
         chosen = (where[:, 1] == group).nonzero()[:, 0]
+        moved = moves[lines[group]].any(-1).nonzero()[:, 0]  # any plane is exact for a line that does not
         for part in pieces(chosen, together(bounds, lines.shape[1])):
             bounds.check_time()
             s, _, i = where[part].T
             u = combined(bounds, inner, lines[group], picked[part])  # [N, B, inner_size]
             p = between[0][:, group, i].transpose(0, 1), between[1][:, group, i].transpose(0, 1)
             low[s, group, i], high[s, group, i] = u[0].transpose(1, 2), u[1].transpose(1, 2)
-            if own is None:
+            if own is None or not len(moved):
                 continue
-            value = lower_function(bounds, values, lines[group], picked[part])
-            weights = _mixtures(bounds, value, own, probabilities[group, i], u, p)
-            share[s, group, i] = weights.transpose(1, 2)
+            value = lower_function(bounds, values, lines[group, moved], picked[part])
+            u, p = ((low_end[..., moved], high_end[..., moved]) for low_end, high_end in (u, p))
+            weights = _mixtures(bounds, value, own, probabilities[group, i][:, moved], u, p)
+            share[s[:, None], group, i[:, None], moved] = weights.transpose(1, 2)
     return _Shadowed(*(t.permute(0, 4, 1, 2, 3) for t in (low, high, share)))
 
 
