@@ -25,22 +25,24 @@ from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.ops.softmax import Softmax
 from ..propagate.crown import LinearBounds
 from ..propagate.second_order.affine_form import centre_and_radius
+from ..propagate.second_order.dual import Pursuit
 from ..propagate.second_order.forward import NoAffineForms
-from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
+from ..propagate.second_order.specification import SecondOrderBounds, solve_quadratic
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim
 from .cuts import Cut
 from .loop import Cell, Solved
 from .losses import NARROW
 
-# Factorisations spent on the quadratic of a cell, and of one that is only tried.
-STEPS, TRIED = 8, 3
+# Steps on the quadratic of a cell: at first, where multipliers that are nearly right are known, and in the end.
+STEPS, AGAIN, FINAL = 8, 3, 14
 # Multipliers of the last cut, in units of what the parent misses by the width that is cut.
-GRID, COARSE = (0.0, 0.3, 1.0, 3.0), (0.3, 1.0)
+GRID, COARSE = (0.0, 0.3, 1.0, 3.0), (0.0, 0.3, 1.0)
 # And around the best of them.
 NEARBY = (0.6, 1.7)
-# Cuts of the whole region that are tried at first, and those that a cell keeps as candidates.
-FIRST, CANDIDATES = 64, 6
+# Cuts of the whole region that are tried at first. What they gained there chooses all cuts that follow: to try a few in
+# every cell costs more than the better choice gains.
+FIRST, CANDIDATES = 64, 1
 
 
 # What may be cut, by node and entries (-1: one entry alone), and how wide it is and where its middle or its kink.
@@ -84,7 +86,7 @@ class ProductLeaves:
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts; every cut that may be worth it is tried once, to rank them for all cells."""
         cells = [Cell(p, ()) for p in range(len(self.instance))]
-        found = self._bounded(cells, STEPS, GRID)
+        found = self._bounded(cells, GRID)
         for p, root in enumerate(found):
             if root.bound > 0 or root.warm is None:
                 continue
@@ -100,26 +102,26 @@ class ProductLeaves:
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
         """Bounds of candidate cells after few steps, to choose a cut by."""
-        return [found.bound for found in self._bounded(cells, TRIED, COARSE)]
+        return [found.bound for found in self._bounded(cells, COARSE)]
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
         """Bounds of cells, with the cuts to try next and the state their children start from."""
-        return self._bounded(cells, STEPS, GRID)
+        return self._bounded(cells, GRID)
 
-    def _bounded(self, cells: Sequence[Cell], steps: int, grid: Sequence[float]) -> list[Solved]:
+    def _bounded(self, cells: Sequence[Cell], grid: Sequence[float]) -> list[Solved]:
         found: list[Solved] = []
         for part in pieces(torch.arange(len(cells)), self.most):
             self.bounds.check_time()
-            found += self._some([cells[k] for k in part.tolist()], steps, grid)
+            found += self._some([cells[k] for k in part.tolist()], grid)
         return found
 
-    def _some(self, cells: Sequence[Cell], steps: int, grid: Sequence[float]) -> list[Solved]:
+    def _some(self, cells: Sequence[Cell], grid: Sequence[float]) -> list[Solved]:
         """Bounds of as many cells as fit at once; a cell that holds no point is proved."""
         problem = torch.tensor([cell.problem for cell in cells])
         bounds, empty = self._narrowed(cells, self.instance[problem])
-        batch = _Batch(self, bounds, cells, problem)
         try:
-            batch.solve(steps, grid)
+            batch = _Batch(self, bounds, cells, problem)
+            batch.solve(grid)
         except (NoAffineForms, DomainError, torch.linalg.LinAlgError):
             return [Solved(math.inf if nothing else -math.inf) for nothing in empty.tolist()]
         value = torch.where(batch.value.isnan(), -math.inf, batch.value)
@@ -229,35 +231,39 @@ class _Batch:
         self.last = torch.tensor([max(len(cell.path) - 1, 0) for cell in cells])
         self.places = {node: torch.tensor(found).T for node, found in places.items()}
         self.value = self.offsets.new_full((S,), -math.inf)
+        self.d = self.offsets.new_full((S, self.second.forms.noise_count), math.nan)
         region = self.second.bounds.region
         self.x = region.lower + (region.upper - region.lower) / 2
 
-    def solve(self, steps: int, grid: Sequence[float]) -> None:
+    def solve(self, grid: Sequence[float]) -> None:
         """The best bounds over a few multipliers of the last cuts; those before keep theirs."""
         if not self.places:
-            self._try(self.on_cuts, steps)
+            self._try(self.on_cuts, FINAL, True)
             return
-        start = self.on_cuts.clone()
+        start, steps = self.on_cuts.clone(), STEPS
         for share in grid:
             self._try(start.scatter(1, self.last[:, None], (share * self.unit)[:, None]), steps)
-        for share in NEARBY if len(grid) > 2 else ():
+            steps = AGAIN
+        if len(grid) <= 3:
+            return
+        for share in NEARBY:
             own = self.on_cuts.gather(1, self.last[:, None])
             self._try(self.on_cuts.scatter(1, self.last[:, None], share * own), steps)
+        self._try(self.on_cuts, FINAL, True)
 
-    def _try(self, on_cuts: Tensor, steps: int) -> None:
+    def _try(self, on_cuts: Tensor, steps: int, final: bool = False) -> None:
         """Bounds with some multipliers, kept where they are the best so far."""
-        for part in pieces(positions(self.value), 64):
-            if not bool((self.value[part] <= 0).any()):
-                continue
-            value, x = self._lower(part, on_cuts[part], steps)
+        for part in pieces((~(self.value > 0)).nonzero()[:, 0], 64):
+            value, d, x = self._lower(part, on_cuts[part], steps, None if final else self.d[part])
             better = value > self.value[part]
             self.value[part] = torch.where(better, value, self.value[part])
             self.on_cuts[part] = torch.where(better[:, None], on_cuts[part], self.on_cuts[part])
+            self.d[part] = torch.where(better[:, None], d, self.d[part])
             where = better.reshape(-1, *[1] * (x.ndim - 1))
             self.x[part] = torch.where(where, x, self.x[part])
 
-    def _lower(self, part: Tensor, on_cuts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Lower bounds ``[P]`` on the margins of some cells, and inputs near which the quadratics are least."""
+    def _lower(self, part: Tensor, on_cuts: Tensor, steps: int, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Lower bounds ``[P]`` on the margins of some cells, their multipliers, and inputs where they are small."""
         second, graph = self.second, self.leaves.graph
         bounds = second.bounds.take(part)
         pending = {self.leaves.last: self.rows[part][None]}
@@ -281,13 +287,16 @@ class _Batch:
         charge = bounds.share(on_cuts.shape[1] + 1) * lost
         quadratic = second.quadratic(self.rows[part], part, start=Claim(pending, constant[None], charge[None]))
         target = self.offsets[part]
-        value = bound_quadratic(quadratic, second.forms.noise, steps, target) - target
+        # Cells are compared by their bounds: how low one is matters where no bound can prove it, too.
+        pursuit = Pursuit(steps, target, start, hopeless=True)
+        value, d = solve_quadratic(quadratic, second.forms.noise, pursuit)
+        value = value - target
         if bounds.outward:  # the difference may be rounded up
             down = torch.nextafter(value, torch.full_like(value, -math.inf))
             value = torch.where(target == 0, value, down)
         centre, radius = centre_and_radius(bounds.region)
         noise = quadratic.corner()[:, : second.forms.noise.inputs].reshape(centre.shape)
-        return value, bounds.region.project(centre + radius * noise)
+        return value, d, bounds.region.project(centre + radius * noise)
 
 
 def _ordered(lower: Tensor, upper: Tensor) -> Interval:

@@ -260,7 +260,8 @@ def _bound_rows(
         tagged = torch.cat((group[:, None].to(picked), picked[:, 0]), 1)
         distinct, repeated = torch.unique(tagged, dim=0, return_inverse=True)
         group, picked = distinct[:, 0].long(), distinct[:, None, 1:]
-        met = torch.zeros(len(group), inner_size, device=met.device).index_add(0, repeated, met.float()) > 0
+        none = torch.zeros(len(group), inner_size, dtype=torch.long, device=met.device)
+        met = none.index_add(0, repeated, met.long()) > 0
     number, inner_line = met.nonzero(as_tuple=True)
     if len(number) > bounds.method.contract_limit:
         return None

@@ -15,7 +15,7 @@ import softhull
 from softhull.errors import InvalidInput
 from softhull.propagate.second_order.affine_form import Basis
 from softhull.propagate.second_order.blocks import BlockQuadratic
-from softhull.propagate.second_order.dual import bound, cost, maximise
+from softhull.propagate.second_order.dual import Pursuit, bound, cost, maximise
 from softhull.propagate.second_order.low_rank import LowRankQuadratic
 from softhull.propagate.second_order.quadratic import DenseQuadratic, quadratic_lower_bound
 
@@ -151,7 +151,7 @@ def test_low_rank_agrees_with_dense(scale, dtype):
     C = torch.from_numpy(scale * rng.normal(size=(10, 3, 3)) / 9).to(dtype)
     C = (C + C.mT) / 2
     linear = torch.from_numpy(rng.normal(size=(10, 9))).to(dtype)
-    value, d = maximise(LowRankQuadratic(linear, U, C), 12, torch.full((10,), torch.inf, dtype=dtype))
+    value, d = maximise(LowRankQuadratic(linear, U, C), Pursuit(12, torch.full((10,), torch.inf, dtype=dtype)))
     B = U.double().mT @ C.double() @ U.double()
     least = _values(linear.double(), B, _corners(9, torch.float64)).amin(1)
     assert bool((value.double() <= least).all())
@@ -174,7 +174,7 @@ def test_blocks_agree_with_dense(scale, ball):
     matrices[1][:, 4:], matrices[1][..., 4:] = 0.0, 0.0  # entries without a part in the quadratic
     linear = torch.from_numpy(rng.normal(size=(10, 14)))
     problem = BlockQuadratic(linear, [Basis(u, part) for u, part in zip(maps, numbers)], matrices, ball)
-    value, d = bound(problem, 12, torch.full((10,), torch.inf, dtype=torch.float64))
+    value, d = bound(problem, Pursuit(12, torch.full((10,), torch.inf, dtype=torch.float64)))
     B = torch.zeros(10, 14, 14, dtype=torch.float64)
     for u, C, part in zip(maps, matrices, numbers):
         B[:, part[:, None], part] += u.mT @ C @ u
@@ -183,7 +183,7 @@ def test_blocks_agree_with_dense(scale, ball):
     if ball is not None:
         points[:, ball] /= points[:, ball].norm(dim=1, keepdim=True)
     assert bool((value[:, None] <= _values(linear, B, points)).all())
-    dense, _ = bound(DenseQuadratic(linear, B, ball), 12, torch.full((10,), torch.inf, dtype=torch.float64))
+    dense, _ = bound(DenseQuadratic(linear, B, ball), Pursuit(12, torch.full((10,), torch.inf, dtype=torch.float64)))
     assert scale > 0.1 or bool((value >= 1.1 * dense).all())
     M = torch.diag_embed(d) + B
     assert bool((torch.linalg.eigvalsh(M) > 0).all())
@@ -196,3 +196,41 @@ def test_shapes_that_do_not_fit_are_refused():
         quadratic_lower_bound(torch.zeros(3), torch.zeros(2, 2))
     with pytest.raises(InvalidInput, match="mask of 3"):
         quadratic_lower_bound(torch.zeros(3), torch.zeros(3, 3), torch.ones(2, dtype=torch.bool))
+
+
+def test_newton_steps_end_next_to_the_maximum_of_the_dual():
+    """The dual of a pair of numbers whose product outweighs their linear part by far has no gap."""
+    rng = np.random.default_rng(5)
+    n = 12
+    strength = torch.from_numpy(rng.uniform(0.5, 3, size=(6, n // 2)))
+    B = torch.zeros(6, n, n, dtype=torch.float64)
+    for pair in range(n // 2):
+        B[:, 2 * pair, 2 * pair + 1] = B[:, 2 * pair + 1, 2 * pair] = strength[:, pair]
+    linear = torch.from_numpy(rng.uniform(-0.2, 0.2, size=(6, n)))
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    pairs = linear.reshape(6, n // 2, 2) @ corners.T + 2 * strength[..., None] * corners.prod(1)
+    least = pairs.amin(-1).sum(-1)
+    value, d = maximise(DenseQuadratic(linear, B), Pursuit(25, torch.full((6,), torch.inf, dtype=torch.float64)))
+    assert bool((value <= least).all())
+    assert bool((value >= least - 3e-3 * least.abs()).all())
+    assert bool((d > 0).all())
+
+
+def test_multipliers_that_are_known_take_few_steps():
+    rng = np.random.default_rng(6)
+    linear, B = torch.from_numpy(rng.normal(size=(8, 20))), torch.from_numpy(rng.normal(size=(8, 20, 20)))
+    never = torch.full((8,), torch.inf, dtype=torch.float64)
+    best, d = maximise(DenseQuadratic(linear, B), Pursuit(25, never))
+    again, _ = maximise(DenseQuadratic(linear, B), Pursuit(1, never, d))
+    assert torch.allclose(again, best, rtol=1e-3)
+    unknown = torch.full_like(d, torch.nan)
+    assert bool((maximise(DenseQuadratic(linear, B), Pursuit(8, never, unknown))[0] <= best + 1e-9).all())
+
+
+def test_how_low_a_hopeless_problem_is_may_be_asked():
+    rng = np.random.default_rng(7)
+    linear, B = torch.from_numpy(rng.normal(size=(4, 20))), torch.from_numpy(rng.normal(size=(4, 20, 20)))
+    zero = torch.zeros(4, dtype=torch.float64)
+    given_up, _ = maximise(DenseQuadratic(linear, B), Pursuit(12, zero))
+    asked, _ = maximise(DenseQuadratic(linear, B), Pursuit(12, zero, hopeless=True))
+    assert bool((asked > given_up).all())

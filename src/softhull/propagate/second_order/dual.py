@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -21,6 +22,7 @@ from ...graph.rounding import accumulated, underflow
 
 # Multipliers start at this share of the row sums of |B|, which is nearly always enough (and 1 always is).
 _FIRST_SHARE = 0.15
+_BARRIER = 0.1  # the weight of the barrier at first; a tenth of it where good multipliers are known
 NEXT_TO = 1e-3  # the share of the value at a corner that is not worth further steps
 
 
@@ -85,6 +87,10 @@ class Problem(ABC):
     def solve(self, d: Tensor) -> Solved:
         """What a step from ``d`` needs, in floating point."""
 
+    def improved(self, d: Tensor, value: Tensor, steps: Tensor, target: Tensor) -> Tensor:
+        """Better multipliers than ``d`` with bounds ``value [P]``, by at most ``steps [P]`` steps up to the target."""
+        return _ascend(self, d, value, steps, target, _BARRIER)
+
     @abstractmethod
     def certified(self, d: Tensor) -> Tensor:
         """The dual bound ``[P]`` of given multipliers, all rounding charged; -inf where M is not proved definite."""
@@ -98,29 +104,48 @@ def cost(d: Tensor, ball: Tensor | None) -> Tensor:
     return d[..., ~ball].sum(-1) + torch.minimum(inside.sum(-1), inside.amax(-1))
 
 
-def bound(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Pursuit:
+    """What a search for multipliers may take, and where it begins.
+
+    At most ``steps`` factorisations for each; one is done when its bound exceeds its ``target [P]``. ``start [P, n]``:
+    multipliers that were good for nearly the same problems (NaN: unknown); then steps are cheap ones. ``hopeless``: how
+    low a problem is, is asked even where no bound can reach its target.
+    """
+
+    steps: int
+    target: Tensor
+    start: Tensor | None = None
+    hopeless: bool = False
+
+    def take(self, which: Tensor) -> Pursuit:
+        """The same for some of the problems."""
+        return replace(self, target=self.target[which], start=None if self.start is None else self.start[which])
+
+
+def bound(problem: Problem, pursuit: Pursuit) -> tuple[Tensor, Tensor]:
     """The better of absolute sums and multipliers, and the multipliers; no more work than the target asks for."""
     value, d = problem.absolute_sums()
-    active = (value.isfinite() & ~(value > target)).nonzero()[:, 0]
-    if steps and len(active) and problem.linear.shape[1]:
-        found, tried = maximise(problem.take(active), steps, target[active])
+    active = (value.isfinite() & ~(value > pursuit.target)).nonzero()[:, 0]
+    if pursuit.steps and len(active) and problem.linear.shape[1]:
+        found, tried = maximise(problem.take(active), pursuit.take(active))
         better = found > value[active]
         value[active[better]], d[active[better]] = found[better], tried[better]
     return value, d
 
 
-def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tensor]:
+def maximise(problem: Problem, pursuit: Pursuit) -> tuple[Tensor, Tensor]:
     """Certified bounds ``[P]`` and their multipliers ``[P, n]`` (NaN where the bound is -inf).
 
-    At most ``steps`` factorisations; a problem is done when its bound exceeds its ``target [P]``, and hopeless when the
-    quadratic itself is below it at a corner.
+    A problem is hopeless when the quadratic itself is below its target at a corner.
     """
     linear, ball = problem.linear, problem.ball
+    steps, target, known = pursuit.steps, pursuit.target, pursuit.start
     corner, Be = vertex_minimiser(problem)
     scale = problem.row_sums() + linear.abs() / 2
     start = torch.maximum((linear + 2 * Be).abs() / 2, 1e-9 * linear.abs().amax(-1, keepdim=True))
     at_corner = (corner * (linear + Be)).sum(-1)
-    hopeless = (at_corner < target) & target.isfinite()
+    hopeless = (at_corner < target) & target.isfinite() & (not pursuit.hopeless)
     if ball is None:
         # No bound passes a corner: where nobody asks for more, one that is next to it is enough.
         target = torch.where(target.isposinf(), at_corner - NEXT_TO * at_corner.abs(), target)
@@ -135,21 +160,30 @@ def maximise(problem: Problem, steps: int, target: Tensor) -> tuple[Tensor, Tens
         if not len(active):
             break
         left[active] -= 1
-        tried = levelled(_lifted(torch.maximum(start[active], share * scale[active])), ball)
+        tried = torch.maximum(start[active], share * scale[active])
+        if known is not None and share == _FIRST_SHARE:
+            tried = torch.where(known[active].isfinite().all(-1, keepdim=True), known[active], tried)
+        tried = levelled(_lifted(tried), ball)
         found = problem.take(active).certified(tried)
         good = found > -math.inf
         value[active[good]], d[active[good]] = found[good], tried[good]
         share *= 3
     active = (value.isfinite() & ~(value > target) & ~hopeless & (left > 0)).nonzero()[:, 0]
     if len(active):
-        tried = _ascend(problem.take(active), d[active], value[active], left[active], target[active])
+        # A little more than the target, so that rounding does not lose it again.
+        enough = target[active] + 1e-6 * (1 + target[active].abs())
+        part = problem.take(active)
+        if known is None:
+            tried = part.improved(d[active], value[active], left[active], enough)
+        else:
+            tried = _ascend(part, d[active], value[active], left[active], enough, 0.1 * _BARRIER)
         found = problem.take(active).certified(tried)
         better = found > value[active]
         value[active[better]], d[active[better]] = found[better], tried[better]
     return value, d
 
 
-def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, target: Tensor) -> Tensor:
+def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, target: Tensor, barrier: float) -> Tensor:
     """Better multipliers by ``steps [P]`` fixed-point steps ``d <- d sqrt(x^2 + mu diag(M^-1))`` with shrinking ``mu``.
 
     At the optimum ``x_i^2 = 1`` wherever ``d_i > 0``; the second term is that of a logarithmic barrier and keeps M
@@ -159,22 +193,20 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, targe
     best, best_value = start.clone(), value.clone()
     active = torch.arange(len(linear), device=linear.device)
     d = start
-    weight = linear.new_full(linear.shape[:1], 0.1)
+    weight = linear.new_full(linear.shape[:1], barrier)
     for taken in range(1, int(steps.max()) + 1):
         found = problem.take(active).solve(d)
         value = -(cost(d, ball) + (linear[active] * found.x).sum(-1) / 2)
         good = found.feasible & value.isfinite()
         better = good & (value > best_value[active])
         best[active[better]], best_value[active[better]] = d[better], value[better]
-        barrier = weight[active] * cost(d, ball) / d.shape[-1]
-        step = (found.x.square() + barrier[:, None] * found.diagonal.clamp(min=0)).sqrt()
+        mu = weight[active] * cost(d, ball) / d.shape[-1]
+        step = (found.x.square() + mu[:, None] * found.diagonal.clamp(min=0)).sqrt()
         moved = levelled(_lifted(d * step), ball, step)
         back = levelled((d * best[active]).sqrt(), ball)
         weight[active] = torch.where(good, weight[active] * 0.4, weight[active])
         d = torch.where((good & moved.isfinite().all(-1))[:, None], moved, back)
-        # A little more than the target, so that rounding does not lose it again.
-        enough = target[active] + 1e-6 * (1 + target[active].abs())
-        more = ~(best_value[active] > enough) & d.isfinite().all(-1) & (steps[active] > taken)
+        more = ~(best_value[active] > target[active]) & d.isfinite().all(-1) & (steps[active] > taken)
         open_ = more.nonzero()[:, 0]
         active, d = active[open_], d[open_]
         if not len(active):

@@ -24,6 +24,7 @@ from ...graph.ops.relu import Relu
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
+from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm, Basis, input_form
 from .logits import LogitRows, ProductLogits
 from .remainders import Gauge
@@ -79,6 +80,7 @@ class Forms:
         self.forgotten = 0  # products whose factors did not fit
         self.errors: dict[int, Tensor] = {}  # radii of the fresh noise of probabilities
         self.logits: dict[int, LogitRows] = {}
+        self.parallel: dict[int, DensePlanes] = {}  # planes of a softmax that know the noise of its logits together
         # Where asked for, by rectifier: the form of what it is applied to, and the number of its basis.
         self.rectified: dict[int, tuple[AffineForm, int]] = {}
         nodes = enumerate(self.graph.nodes)

@@ -12,7 +12,11 @@ from torch import Tensor
 from ...errors import InvalidInput
 from ...graph.broadcast import broadcast
 from ...graph.rounding import accumulated, ulps, underflow
-from .dual import Problem, Solved, bound, cost
+from .central_path import followed
+from .dual import NEXT_TO, Problem, Pursuit, Solved, bound, cost
+
+# Noise numbers up to which three factorisations a step are worth their time.
+_NEWTON_UP_TO = 512
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def quadratic_lower_bound(l: Any, B: Any, ball: Any = None, *, steps: int = 12) 
         linear.expand(*leading, n).reshape(count, n), B.expand(*leading, n, n).reshape(count, n, n), ball
     )
     with torch.no_grad():
-        value, d = bound(problem, steps, linear.new_full((count,), math.inf))
+        value, d = bound(problem, Pursuit(steps, linear.new_full((count,), math.inf)))
     return QuadraticBound(value.reshape(leading), d.reshape(*leading, n))
 
 
@@ -96,6 +100,12 @@ class DenseQuadratic(Problem):
         inverse = torch.cholesky_inverse(factor)
         x = (inverse @ self.linear[..., None])[..., 0] / 2
         return Solved(info == 0, x, inverse.diagonal(dim1=-2, dim2=-1))
+
+    def improved(self, d: Tensor, value: Tensor, steps: Tensor, target: Tensor) -> Tensor:
+        """By the central path; where one multiplier stands for a whole ball, and where n is large, by fixed points."""
+        if self.ball is not None or self.linear.shape[-1] > _NEWTON_UP_TO:
+            return super().improved(d, value, steps, target)
+        return followed(self.linear, self.B, steps, target, NEXT_TO)
 
     def certified(self, d: Tensor) -> Tensor:
         """A Cholesky factorisation of ``M - 2c I`` that succeeds proves ``M >= c I`` for a ``c`` above its rounding.

@@ -20,6 +20,7 @@ from ...graph.ops.normalize import InverseDeviation, Normalized
 from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import largest, outward, ulps
+from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm
 from .elementwise import parallel_band
 from .logits import ProductLogits
@@ -57,6 +58,7 @@ def _(operator: Affine, forms: Forms, index: int) -> AffineForm:
         # The constant was subtracted from the slope of every basis entry.
         often = forms.basis.reach.sum(-1).reshape(-1, *[1] * (centre.ndim - 1))
         error = error * (1 + forms.share(terms)) + forms.share(terms + 2) * (sizes + 2 * often * constant)
+    error = error + operator.slack
     return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
 
 
@@ -187,11 +189,14 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     at, differences = logits.at, rows.differences
     if masked is not None:
         at, differences = _far_below(masked[..., shown], at, differences)
-    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach)
+    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach, logits.variance)
     leak = torch.zeros_like(at[..., :1])
     if masked is not None:
         leak = _by_rows(operator.leak(lower, upper), axis)
         affine = _leaking(masked[..., shown], affine, leak)
+    if len(shown) == len(seen):
+        below, above = affine.value - affine.error, affine.value + affine.error
+        forms.parallel[index] = DensePlanes(affine.at, below, above, affine.slope, affine.slope)
     slope, (low, high) = logits.combined(affine.slope)
     value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
     if len(shown) < len(seen):
