@@ -106,7 +106,8 @@ def _keep_one(
     def bound_rows() -> Interval | None:
         return _bound_rows(bounds, inner, rows, seen, reference, flipped)
 
-    share = None
+    share: Tensor | None = None
+    found: Interval | None
     if shadowed:
         by_shadow = _shadowed_rows(bounds, kept, inner, rows, (lower, upper), flipped)
         found, share = (by_shadow.low, by_shadow.high), by_shadow.share
@@ -327,19 +328,22 @@ def _shadowed_rows(
     share += bounds.method.mixture
     values, own = shadow(bounds, inner), shadow(bounds, kept)
     assert values is not None
+    moves = ((values.below != 0) | (values.above != 0)).any(-1).any(0)
     for group in range(groups):
         chosen = (where[:, 1] == group).nonzero()[:, 0]
+        moved = moves[lines[group]].any(-1).nonzero()[:, 0]  # any plane is exact for a line that does not
         for part in pieces(chosen, together(bounds, lines.shape[1])):
             bounds.check_time()
             s, _, i = where[part].T
             u = combined(bounds, inner, lines[group], picked[part])  # [N, B, inner_size]
             p = between[0][:, group, i].transpose(0, 1), between[1][:, group, i].transpose(0, 1)
             low[s, group, i], high[s, group, i] = u[0].transpose(1, 2), u[1].transpose(1, 2)
-            if own is None:
+            if own is None or not len(moved):
                 continue
-            value = lower_function(bounds, values, lines[group], picked[part])
-            weights = _mixtures(bounds, value, own, probabilities[group, i], u, p)
-            share[s, group, i] = weights.transpose(1, 2)
+            value = lower_function(bounds, values, lines[group, moved], picked[part])
+            u, p = ((low_end[..., moved], high_end[..., moved]) for low_end, high_end in (u, p))
+            weights = _mixtures(bounds, value, own, probabilities[group, i][:, moved], u, p)
+            share[s[:, None], group, i[:, None], moved] = weights.transpose(1, 2)
     return _Shadowed(*(t.permute(0, 4, 1, 2, 3) for t in (low, high, share)))
 
 
@@ -360,9 +364,9 @@ def _scaled(own: Shadow, entry: Tensor, factor: Tensor) -> Function:
     """A function below entries ``[N, m]`` of a node, each times a ``factor [N, B, m]``."""
     rising = factor >= 0
     below, above = (t[:, entry].transpose(0, 1) for t in (own.below, own.above))  # [N, B or 1, m, n]
-    offsets = [t[:, entry].transpose(0, 1) for t in (own.below_offset, own.above_offset)]
+    low, high = (t[:, entry].transpose(0, 1) for t in (own.below_offset, own.above_offset))
     slope = torch.where(rising[..., None], below, above)
-    return Function(slope, torch.where(rising, *offsets), own.moving).times(factor)
+    return Function(slope, torch.where(rising, low, high), own.moving).times(factor)
 
 
 def _bound_combinations(
