@@ -221,3 +221,8 @@ def test_an_interrupt_leaves_the_best_so_far() -> None:
     assert found.interrupted
     assert found.left(0) >= 2
     check_tree(problem, found.roots[0], problem.points())
+
+
+def test_a_time_limit_is_what_a_search_may_take_unless_seconds_are_given() -> None:
+    assert (Branch().allowed, Branch().within(3.0).allowed, Branch().within(None).allowed) == (10.0, 3.0, 10.0)
+    assert Branch(seconds=1.0).within(3.0).allowed == 1.0

@@ -241,7 +241,7 @@ class Search:
             while heap and heap[0][0] > self.target[problem]:  # targets may have changed
                 self._forget(heapq.heappop(heap)[1])
             instance = self.instances[self.owner[problem]]
-            if instance.seconds >= self.settings.seconds or instance.nodes >= self.settings.nodes:
+            if instance.seconds >= self.settings.allowed or instance.nodes >= self.settings.nodes:
                 instance.stopped = instance.stopped or "used up"
             elif heap:
                 waiting.setdefault(self.owner[problem], []).append(problem)

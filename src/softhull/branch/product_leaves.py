@@ -94,6 +94,7 @@ class ProductLeaves:
             tried = [Cell(p, (side,), root.warm) for cut in cuts for side in cut.sides]
             values = iter(self.quick(tried))
             for cut in cuts:
+                # The whole region had more steps: what does not gain over them does not count.
                 low, high = sorted(min(max(next(values), root.bound), 0.0) - root.bound for _ in range(2))
                 place = cut.node, cut.plus, -1 if cut.minus is None else cut.minus
                 self.gains[p][place] = (low + 0.2 * high) / root.warm.open[place][0]

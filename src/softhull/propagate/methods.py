@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from ..bounds.rounding import check_rounding
 from ..bounds.table import find_bound
@@ -16,6 +16,10 @@ class Settings:
     def branching(self, seconds: float) -> Branch | None:
         """The method that cuts into cells what this one leaves undecided; None: it has said all it can."""
         return None
+
+    def within(self, timeout: float | None) -> Self:
+        """The same for instances that have so many seconds each; None: no limit."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ class Branch(Settings):
 
     Args:
         inner: The method that goes first; only what it leaves undecided is cut.
-        seconds: CPU seconds for one instance.
+        seconds: CPU seconds for one instance; None: those of the time limit, or ten without one.
         nodes: At most so many cells for one instance.
         memory: Bytes that undecided cells may keep to start from.
         tolerance: A score is finished when its bound is this close to the attack.
@@ -176,7 +180,7 @@ class Branch(Settings):
     """
 
     inner: Auto | Linear | SecondOrder = Auto()
-    seconds: float = 10.0
+    seconds: float | None = None
     nodes: int = 1 << 20
     memory: int = 1 << 29
     tolerance: float = 1e-3
@@ -186,8 +190,18 @@ class Branch(Settings):
 
     def __post_init__(self) -> None:
         for name, least in (("seconds", 0), ("nodes", 1), ("memory", 0), ("tolerance", 0), ("tries", 1), ("cells", 1)):
-            if not getattr(self, name) >= least:
+            given = getattr(self, name)
+            if not (given is None and name == "seconds") and not given >= least:
                 raise InvalidInput(f"{name} must be at least {least}, got {getattr(self, name)!r}")
+
+    def within(self, timeout: float | None) -> Self:
+        """With the seconds of a time limit, where it has none of its own."""
+        return self if self.seconds is not None or timeout is None else replace(self, seconds=timeout)
+
+    @property
+    def allowed(self) -> float:
+        """CPU seconds for one instance."""
+        return 10.0 if self.seconds is None else self.seconds
 
     @property
     def rounding(self) -> str:

@@ -61,9 +61,10 @@ def _(method: Branch, work: Work) -> Iterator[Any]:
     work.attack_open()
 
     def products() -> None:
-        """Second order where it is worth less than other work that waits: without fitted rows."""
+        """Second order, without fitted rows where it is worth less than other work that waits."""
         if networks.products:
-            for stage in second_order(work, walks, replace(method.second_order, row_fit=False)):
+            fitted = cutting.of_products(walks.bounds[0])
+            for stage in second_order(work, walks, replace(method.second_order, row_fit=fitted)):
                 work.claims.improve(stage, work.found)
 
     cutting.boxes(cutting.inside(walks.bounds[0], products))
@@ -117,6 +118,7 @@ class _Cutting:
         cells = CutLeaves(bounds, instance, rows, offsets, sharpen=not self.effort.proofs)
         search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
         challenge = self._challenge(search, [[g] for g in group.tolist()])
+        elsewise: set[int] = set()  # instances that another search tells of
         try:
             search.grow()
             share = [cells.shares[p] for p in range(len(row)) if search.left(p)]
@@ -126,14 +128,15 @@ class _Cutting:
                     if self.found.bounds[place] > 0:
                         search.give_up(problem)
                 left = [problem for problem in range(len(row)) if search.left(problem)]
-                if self._of_products(bounds) and left:
+                if self.of_products(bounds) and left:
                     some = torch.tensor(left, device=row.device)
+                    elsewise = set(instance[some].tolist())
                     self._products(bounds, group[some], row[some], instance[some])
                     return instance[:0]
             search.run(challenge)
         finally:
             for problem, s in enumerate(row.tolist()):
-                self._keep(search, problem, [s])
+                self._keep(search, problem, [s], search.owner[problem] not in elsewise)
                 if search.bound(problem) > 0:
                     self.found.proved_by.setdefault((s, search.owner[problem]), CUT)
             self.found.spent.charge(search.spent())
@@ -141,7 +144,7 @@ class _Cutting:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
 
-    def _of_products(self, bounds: LinearBounds) -> bool:
+    def of_products(self, bounds: LinearBounds) -> bool:
         """Whether cells by second order pay: many of them fit at once."""
         return networks_of(self.work).products and instances_together(bounds) >= CELLS_OF_PRODUCTS
 
@@ -158,13 +161,17 @@ class _Cutting:
                 self._keep(search, problem, [s])
                 if search.bound(problem) > 0:
                     self.found.proved_by[s, search.owner[problem]] = CUT_LOGITS
+            self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
 
-    def _keep(self, search: Search, problem: int, rows: list[int]) -> None:
+    def _keep(self, search: Search, problem: int, rows: list[int], told: bool = True) -> None:
+        """What a search proved of a problem; ``told``: it is the one that speaks of its instance."""
         instance = search.owner[problem]
         known = self.found.bounds[rows, instance]
         self.found.bounds[rows, instance] = known.clamp(min=search.bound(problem))
+        if not told:
+            return
         self.found.notes[instance] = search.described(instance)
         if self.effort.proofs and search.roots:
             self.found.grown[instance] = search.grown(instance)

@@ -93,7 +93,7 @@ def verify_robustness(
     region = case.region(perturbation, dtype)
     limits = TimeLimits.of(timeout, budget)
     effort = replace(_effort(attack, seed, memory), proofs=proofs)
-    asked = _Asked(case, region, margins, find_method(method), effort, limits)
+    asked = _Asked(case, region, margins, find_method(method).within(timeout), effort, limits)
     found = _result(asked, workers, progress)
     data = case.exact, case.labels, perturbation
     more: dict[str, Any] = {
@@ -231,7 +231,7 @@ def verify_specification(
             f"the network {math.prod(graph.input_shape)} and {math.prod(graph.output_shape)}"
         )
     effort = replace(_effort(None, seed, memory), deadline=deadline_after(timeout))
-    chosen = find_method(method)
+    chosen = find_method(method).within(timeout)
     chosen = chosen.branching(0.0 if timeout is None else math.inf) or chosen
     networks = Joined((Ensemble(graph),))
     bounds: list[float] = []

@@ -21,6 +21,7 @@ from ..formats.inputs import fit_inputs, refuse_fixed_batch, warn_of_region
 from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..graph.graph import Graph
+from ..propagate.methods import Settings
 from ..regions import AnyPerturbation, Region, as_perturbation
 from ..show import data_frame, html_table, new_axes
 from . import branching as branching  # registers its method, and walks with it
@@ -222,6 +223,7 @@ def verify_uncertainty(
     score, place, perturbation = find_score(score), device_of(x, device), as_perturbation(perturbation)
     networks = open_networks(networks, x)
     kind = find_method(method, SCORES)
+    kind = kind.within(timeout) if isinstance(kind, Settings) else kind
     bounded, how = prepare(networks, kind, bound, separate, rounding, place)
     x, label = check_inputs(x, label, bounded.classes, networks)
     warn_of_region(x, perturbation)
