@@ -39,14 +39,14 @@ from .balls import (
 from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
-from .forms import LARGEST_FORM, Forms, Part, pairs_within
+from .forms import LARGEST_FORM, Forms, Part, identity, pairs_within
 from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View, inputs_of
 from .positions import Places
 from .quadratic import least, least_by_corners
 from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
-Rules = Callable[[int, Balls], Rule | None]
+Rules = Callable[[int, Any], Rule | None]  # of a node and its coefficients; of the input, linear part and squares
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Knowledge:
         widest = max(node.size, *(self.networks.nodes[view.node].size for view in inputs_of(node)))
         if not at_input or node.size * widest > LARGEST_FORM:  # the box of the region will have to do
             return outward(*self._ends(node))
-        units = _diagonal(node.size)
+        units = identity(node.size)
         least, most = (minimum_of(self, self.back(node, sign * units)) for sign in (ONE, -ONE))
         bias = exact(node.bias) if isinstance(node, Sum) else ZERO
         return outward(least + bias, -most + bias)
@@ -644,7 +644,7 @@ class Knowledge:
             on_logits[0, node.rows.at[r, J]] -= pull.sum()
         found: dict[int, Balls] = {}
         self.put(found, node.x, on_logits)
-        return found, np.array([constant], dtype=object), Part(d.slope, total, d.slope)
+        return found, np.array([constant], dtype=object), Part(d.slope, total, d.slope, d.basis)
 
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way.
@@ -653,13 +653,13 @@ class Knowledge:
         l_1 ball, by ``quadratic.least_by_corners``.
         """
         constant, linear, B = self.forms.quadratic(on_input[0], parts)
-        rule = rules(0, np.concatenate((linear[None], B)))
+        rule = rules(0, (linear, B))
         if rule is None:
             raise Refused("the proof does not say how to bound its quadratic")
         if "corners" in rule:
             if self.forms.noise.norm != 1:
                 raise Refused("a quadratic is bounded by corners over an l_1 ball alone")
-            return np.array([constant + least_by_corners(linear, B, self.forms.noise)], dtype=object)
+            return np.array([constant + least_by_corners(linear, B.dense(), self.forms.noise)], dtype=object)
         multipliers, point = (_array(rule, name, len(linear)) for name in ("multipliers", "point"))
         found = least(linear, B, multipliers, point, self.forms.noise)
         if found is None:
@@ -854,10 +854,4 @@ def _fold(function: Callable[[arb, arb], arb], arrays: list[Balls]) -> Balls:
     found = arrays[0]
     for other in arrays[1:]:
         found = np.array([function(a, b) for a, b in zip(found.flat, other.flat)], dtype=object).reshape(found.shape)
-    return found
-
-
-def _diagonal(size: int) -> Balls:
-    found = zeros(size, size)
-    np.fill_diagonal(found, ONE)
     return found
