@@ -11,10 +11,10 @@ from flint import arb
 
 from ..checker.balls import Balls, Floats, is_zero
 from ..checker.forms import Form
-from ..checker.network import Input, Product, Softmax, View
+from ..checker.network import Curve, Input, Kink, Product, Softmax, View
 from ..checker.positions import Indices, Places
 from ..checker.quadratic import Squares
-from ..checker.replay import Rule
+from ..checker.replay import Rule, Rules
 from ..checker.softmax_planes import Logits, NotAPlane, lower_plane, sigma, upper_plane
 from ..propagate.second_order.row_fit import CELLS, fit_rows
 from .planes import STEEPEST, centre, referring
@@ -69,12 +69,13 @@ class SecondOrder:
         self._errors[index] = self._over_noise(form)[:, before:].sum(1)
         proof.derive_planes(index)
 
-    def lead(self, view: View, label: int, rival: int, fitted: bool = False) -> float:
+    def lead(self, view: View, label: int, rival: int, fitted: bool = False, first: Rules | None = None) -> float:
         """Claim that one entry exceeds another, and by how much.
 
-        ``fitted``: with quadratics of attention rows, near the noise at which the walk before this was at its least.
+        ``fitted``: with quadratics of attention rows, near the noise at which the walk before this was at its least;
+        ``first``: choices that go before our own.
         """
-        with self.choosing(fitted):
+        with self.choosing(fitted, first):
             return self.proof.claim_difference(view, label, rival)
 
     def sign(self, view: View, positive: bool) -> float:
@@ -82,11 +83,22 @@ class SecondOrder:
         with self.choosing():
             return self.proof.claim_sign(view, positive)
 
+    def sharpen(self, entries: Mapping[int, Indices]) -> None:
+        """Claim both ends of some entries of what kinks and curves are applied to, by node, first to last."""
+        for index in sorted(entries):
+            node = self.proof.networks.nodes[index]
+            assert isinstance(node, Kink | Curve)
+            for place in entries[index].tolist():
+                for lower in (True, False):
+                    with self.choosing():
+                        self.proof.claim_end(node.x, place, lower)
+            self.proof.renew_lines()
+
     @contextmanager
-    def choosing(self, fitted: bool = False) -> Iterator[None]:
+    def choosing(self, fitted: bool = False, first: Rules | None = None) -> Iterator[None]:
         """Walks that split products."""
         self._near = self._worst if fitted else None
-        with self.proof.following(self._choose):
+        with self.proof.following(lambda index, A: (first and first(index, A)) or self._choose(index, A)):
             yield
 
     def _over_noise(self, form: Form) -> Floats:

@@ -341,7 +341,7 @@ class _Check:
         sides = np.concatenate((lower, -upper))
         wanted = np.flatnonzero(sides > -np.inf)
         rules = step.get("rules", {}).values()
-        if any("split" in rule or "fit" in rule for rule in rules):
+        if any({"split", "fit", "bend"} & rule.keys() for rule in rules):
             self.spent += 8 * self.known.forms.count**2  # matrices over the noise
         for pairs in (self._plain(rule["pairs"]) for rule in rules if "pairs" in rule):
             widest = max(node.size for node in self.networks.nodes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -453,6 +454,8 @@ class Knowledge:
                 raise Refused("the proof does not say how to pass this node")
             if isinstance(node, Product) and "split" in rule:
                 walk.step(*self._split(node, A, rule))
+            elif isinstance(node, Kink) and "bend" in rule:
+                walk.step(*self._bent(top, A, rule))
             elif isinstance(node, Softmax) and "fit" in rule:
                 walk.step(*self._fitted(top, A, rule))
             else:
@@ -516,6 +519,45 @@ class Knowledge:
         found: dict[int, Balls] = {}
         self.put(found, node.x, up * below + down * slope)
         return found, times(down, matrix(offset[:, None]))[:, 0]
+
+    def _bent(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
+        """Kinks by parabolas of any slope s and any bend ``k >= 0``, below ``[0]`` and above ``[1]`` them.
+
+        Theorem: over ``[l, u]`` with ``l < 0 < u``, ``g(x) = y - s x - k (x - l)(x - u)`` is concave on both sides of
+        0. So it is at least the least of ``g(l)``, ``g(0)`` and ``g(u)``; and at most, on each side, the largest value
+        at its ends of a tangent to it. With ``x = c + S e``, ``x^2 = 2 c x - c^2 + (S e)^2``, exactly. Where y is
+        linear in x nothing is bent.
+        """
+        node = self.networks.nodes[index]
+        assert isinstance(node, Kink)
+        if len(A) != 1:
+            raise Refused("parabolas for several rows of coefficients")
+        slopes, bends = _array(rule, "slope", 2, node.size), _array(rule, "bend", 2, node.size, low=0.0)
+        x, left = self.forms.rows(node.x), arb(node.slope)
+        pull, bend, constant = zeros(node.size), zeros(node.size), ZERO
+        for i, (low, high) in enumerate(zip(*(end.tolist() for end in self._below_limit(node)))):
+            if low >= 0 or high <= 0:
+                pull[i] = A[0, i] * (ONE if low >= 0 else left)
+                continue
+            first, last, c = arb(low), arb(high), x.centre[i]
+            for side, part in enumerate((A[0, i].max(ZERO), A[0, i].min(ZERO))):
+                s, k = arb(float(slopes[side, i])), arb(float(bends[side, i]))
+                ends = [(first, left), (ZERO, ONE), (last, ONE)]
+                if side == 0:
+                    offset = reduce(arb.min, [(r - s) * e - k * (e - first) * (e - last) for e, r in ends])
+                else:
+                    offset = _peak(left - s, k, first, last, first, ZERO).max(
+                        _peak(ONE - s, k, first, last, ZERO, last)
+                    )
+                pull[i] += part * (s + k * (2 * c - first - last))
+                bend[i] += part * k
+                constant += part * (offset + k * (first * last - c * c))
+        found: dict[int, Balls] = {}
+        self.put(found, node.x, pull[None])
+        used = np.flatnonzero(~is_zero(bend).astype(bool))
+        C = zeros(len(used), len(used))
+        np.fill_diagonal(C, bend[used])
+        return found, np.array([constant], dtype=object), Part(x.slope[used], C, x.slope[used], x.basis)
 
     def _curve(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         """A line below and a line above every entry, of any slope.
@@ -841,6 +883,17 @@ def _array(rule: Rule, name: str, *shape: int, low: float = -np.inf, high: float
         return np.broadcast_to(found, shape)
     except ValueError:
         raise Refused(f"{name} has shape {found.shape}, {shape} is expected") from None
+
+
+def _peak(rate: arb, bend: arb, low: arb, high: arb, first: arb, last: arb) -> arb:
+    """At least ``rate x - bend (x - low)(x - high)`` for all x from ``first`` to ``last``: a tangent at its ends.
+
+    Theorem: a concave function lies below every tangent. That near the peak loses least; any other is as true.
+    """
+    middle = (low + high) / 2 + (rate / (2 * bend) if bend > 0 else ZERO)
+    at = arb(float(middle.max(first).min(last))) if bend > 0 else first
+    value, slope = rate * at - bend * (at - low) * (at - high), rate - bend * (2 * at - low - high)
+    return (value + slope * (first - at)).max(value + slope * (last - at))
 
 
 def _placed(slope: Balls, places: list[int], size: int) -> Balls:

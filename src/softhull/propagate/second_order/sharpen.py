@@ -28,8 +28,13 @@ _STEPS = 4
 _NEGLIGIBLE = 1e-3
 
 
-def sharpened(second: SecondOrderBounds, rows: Tensor, instances: Tensor) -> SecondOrderBounds | None:
-    """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere."""
+def sharpened(
+    second: SecondOrderBounds, rows: Tensor, instances: Tensor, again: dict[int, Tensor] | None = None
+) -> SecondOrderBounds | None:
+    """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere.
+
+    ``again`` is told which entries ``[B, entries]`` were bounded again, by node.
+    """
     second.bounds.prepare(len(second.bounds.graph.nodes) - 1)  # known once for all that follows, and only met from here
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
@@ -37,8 +42,11 @@ def sharpened(second: SecondOrderBounds, rows: Tensor, instances: Tensor) -> Sec
     allowed = min(ENTRIES, _OPERATIONS // (2 * second.forms.noise_count**3))
     if not wanted or not allowed:
         return None
-    for index, chosen in _dearest(wanted, allowed).items():
+    dearest = _dearest(wanted, allowed)
+    for index, chosen in dearest.items():
         second = _bounded_again(second, index, chosen)
+    if again is not None:
+        again |= dearest
     return second
 
 
