@@ -101,6 +101,7 @@ class Forms:
         self._known: dict[int, Form] = {}
         self._bases: list[Basis] = []
         self._ranges: dict[int, ProductRanges] = {}  # by product
+        self._bent: dict[int, Form] = {}  # by kink
         self._apart: dict[tuple[int, int, int], Form] = {}  # by softmax and pair of places
 
     def rows(self, view: View) -> Form:
@@ -314,13 +315,27 @@ class Forms:
         assert isinstance(node, Softmax)
         new = [pair for pair in pairs.at.tolist() if (index, *pair) not in self._apart]
         if new:
-            form, low, high = self.combinations(node.x, unit_rows(Places(new, node.size)))
-            form = self._spread(replace(form, centre=form.centre + (low + high) / 2), (high - low) / 2)
+            form = self._closed(*self.combinations(node.x, unit_rows(Places(new, node.size))))
             for n, (i, j) in enumerate(new):
                 self._apart[index, i, j] = Form(form.centre[n : n + 1], form.slope[n : n + 1], form.basis)
         found = self.together(*(self._apart[index, i, j] for i, j in pairs.at.tolist()))
         centre, slope = (np.concatenate([getattr(form, part) for form in found]) for part in ("centre", "slope"))
         return Form(centre, slope, found[0].basis)
+
+    def bent(self, index: int) -> Form:
+        """What a kink is applied to, with noise of its own for what products leave of each entry; found once."""
+        if index not in self._bent:
+            node = self.known.networks.nodes[index]
+            assert isinstance(node, Kink)
+            if node.size * max(node.size, self.count) > LARGEST_FORM:
+                raise Refused("a form of more coefficients than the checker allows")
+            self._bent[index] = self._closed(*self.combinations(node.x, identity(node.size)))
+        form = self._bent[index]
+        return replace(form, slope=padded(form.slope, self._size(form.basis)))
+
+    def _closed(self, form: Form, low: Balls, high: Balls) -> Form:
+        """The form of combinations whose rest lies between two ends."""
+        return self._spread(replace(form, centre=form.centre + (low + high) / 2), (high - low) / 2)
 
     def learn_softmax(self, index: int, planes: ProvedPlanes) -> None:
         """The form of a softmax from planes: parallel to those above, off by what those below leave.

@@ -533,7 +533,7 @@ class Knowledge:
         if len(A) != 1:
             raise Refused("parabolas for several rows of coefficients")
         slopes, bends = _array(rule, "slope", 2, node.size), _array(rule, "bend", 2, node.size, low=0.0)
-        x, left = self.forms.rows(node.x), arb(node.slope)
+        x, left = self.forms.bent(index), arb(node.slope)
         pull, bend, constant = zeros(node.size), zeros(node.size), ZERO
         for i, (low, high) in enumerate(zip(*(end.tolist() for end in self._below_limit(node)))):
             if low >= 0 or high <= 0:
