@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
+import softhull
 from softhull.cli.app import app
 
 
@@ -79,6 +81,52 @@ def test_radius_is_the_distance_to_the_boundary(folder: Path) -> None:
     assert radii[3] is None
 
 
+@pytest.mark.parametrize("command", ["verify", "uncertainty"])
+def test_a_radius_for_every_entry(folder: Path, command: str) -> None:
+    """From a file or from the command line, and the same as in Python; the certificates are about it."""
+    np.save(folder / "eps.npy", np.array([0.3, 0.01]))
+    asked = command, folder / "net.onnx", "--data", folder / "data.npz", "--indices", "0:2", "--json", "-"
+    typed, read, alike = (
+        json.loads(run(*asked, "--eps", eps).stdout)["instances"] for eps in ("0.3,0.01", folder / "eps.npy", "0.3")
+    )
+    bounds = [[record["bound"] for record in records] for records in (typed, read, alike)]
+    assert bounds[0] == bounds[1] != bounds[2]
+    questions: dict[str, Any] = {"verify": softhull.verify_robustness, "uncertainty": softhull.verify_uncertainty}
+    with np.load(folder / "data.npz") as data:
+        given = softhull.load_onnx(folder / "net.onnx"), data["x"][:2], data["y"][:2]
+    found = questions[command](*given, softhull.Perturbation([0.3, 0.01]))
+    assert [record.bound for record in found.records] == pytest.approx(bounds[0])
+    run(*asked, "--eps", folder / "eps.npy", "--certificates", folder / command)
+    proof = next((folder / command).glob("*.npz"))
+    assert run("check", proof, "--model", folder / "net.onnx").exit_code == 0
+
+
+def test_certificates_are_about_a_model_with_its_constants_computed_where_the_checker_needs_that(folder: Path) -> None:
+    model = onnx.load(folder / "net.onnx")
+    model.graph.initializer[0].name = "before"
+    norm = helper.make_node("LayerNormalization", ["before", "scale"], ["W"], axis=-1)
+    model.graph.node.insert(0, norm)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2, dtype=np.float32), "scale"))
+    onnx.save(model, folder / "normed.onnx")
+    done = run(
+        *("verify", folder / "normed.onnx", "--data", folder / "data.npz", "--eps", 0.2),
+        *("--indices", "0:1", "--certificates", folder / "proofs"),
+    )
+    assert "once its constants are computed: certificates are about" in done.stderr
+    (made,), (proof,) = (folder / "proofs").glob("*.onnx"), (folder / "proofs").glob("*.npz")
+    assert str(made) in done.stderr
+    assert run("check", proof, "--model", made).exit_code == 0
+    assert run("check", proof, "--model", folder / "net.onnx").exit_code == 1
+
+
+def test_a_mask_of_no_entries_gets_a_word(folder: Path) -> None:
+    np.save(folder / "none.npy", np.zeros(2, dtype=bool))
+    asked = "verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--only", folder / "none.npy"
+    done = run(*asked)
+    assert done.exit_code == 0
+    assert "only names no entry that may move: every region is its input alone" in done.stderr
+
+
 def test_a_property_file(folder: Path) -> None:
     text = "(declare-const X_0 Real)(declare-const X_1 Real)(declare-const Y_0 Real)(declare-const Y_1 Real)"
     text += "(assert (<= X_0 1))(assert (>= X_0 0.5))(assert (<= X_1 0.4))(assert (>= X_1 0))(assert (<= Y_0 Y_1))"
@@ -100,6 +148,12 @@ def test_inspect_lists_the_nodes(folder: Path) -> None:
     [
         (("--eps", "-1"), "eps must be a finite number of at least 0"),
         (("--eps", "nan"), "eps must be a finite number of at least 0"),
+        (("--eps", "0.1x"), "'0.1x' is neither a number nor an npy file"),
+        (("--eps", "none.npy"), "'none.npy' does not exist"),
+        (("--eps", "0.1,-1"), "eps must hold finite numbers of at least 0"),
+        (("--eps", "0.1,0.2,0.3"), "eps of shape (3,) does not fit inputs of shape"),
+        (("--eps", "0.1,0.2", "--norm", "2"), "an array of radii is for the l_inf norm"),
+        (("--eps", "0.1,0.2", "--radius"), "this question needs eps as one number"),
         (("--eps", "0.1", "--indices", "3:99"), "not within the 6 inputs"),
         (("--eps", "0.1", "--indices", "a"), "not an index or a range"),
         (("--eps", "0.1", "--bound", "hul"), "unknown bound 'hul'"),

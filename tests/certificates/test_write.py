@@ -178,6 +178,28 @@ def test_scores(score: str, tmp_path: Path) -> None:
     assert f"the {score} for class {label}" in verdict.reason
 
 
+@pytest.mark.parametrize("activation", ["Gelu", "HardSwish", "Sigmoid", "Relu"])
+def test_scores_of_networks_with_curves(activation: str, tmp_path: Path) -> None:
+    """A curve is no kink, and a HardSwish is two; a rectifier behind them keeps the slope that the run chose."""
+    rng = np.random.default_rng(4)
+    constants = {name: rng.normal(size=size).astype(np.float32) for name, size in (("u", (3, 5)), ("v", (5, 4)))}
+    constants["w"] = rng.normal(size=(4, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "u"], ["a"]),
+        helper.make_node(activation, ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "v"], ["c"]),
+        helper.make_node("Relu", ["c"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["y"]),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, constants, [1, 3], opset=20)
+    network, x, near = load_onnx(model), np.array([0.3, -0.2, 0.5]), Perturbation(0.05)
+    record = verify_uncertainty(network, x[None], np.array([0]), near, proofs=True)[0]
+    found = score_certificate([model], [network], x, 0, near, record=record)
+    assert found.header["property"]["bound"] == pytest.approx(record.bound, abs=1e-2)
+    write_certificate(tmp_path / "c.npz", found)
+    assert check_certificate(tmp_path / "c.npz", [model]).accepted
+
+
 def test_single_logit_and_leaky_activation(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),

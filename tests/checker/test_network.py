@@ -117,6 +117,7 @@ VERSIONS: list[tuple[int, str, list[str], dict[str, Any], dict[str, np.ndarray]]
     *((v, "Unsqueeze", ["x"], {"axes": [0, 2]}, {}) for v in (7, 11, 12)),
     (11, "Unsqueeze", ["x"], {"axes": [-1, 0]}, {}),
     *((v, "Unsqueeze", ["x", "c"], {}, {"c": np.array([0, -1])}) for v in (13, 21)),
+    *((v, "Unsqueeze", ["x", "c"], {}, {"c": np.array(-1)}) for v in (13, 21)),
     *((v, "Flatten", ["x"], {"axis": a}, {}) for v in (9, 11, 21) for a in (0, 1, 2, 3)),
     *((v, "Flatten", ["x"], {"axis": a}, {}) for v in (11, 21) for a in (-1, -2, -3)),
     *((v, "Flatten", ["x"], {}, {}) for v in (7, 21)),

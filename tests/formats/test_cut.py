@@ -133,6 +133,46 @@ def test_values_that_pass_by_the_cut_are_refused(tmp_path: Path) -> None:
         load_onnx(tmp_path / "m.onnx", {"mask": MASK}, "embeddings")
 
 
+def test_values_that_pass_by_the_cut_are_those_of_an_example(tmp_path: Path) -> None:
+    """The sum of the ids goes around the embeddings: it stays, and inputs with another one are refused."""
+    text_model(tmp_path / "m.onnx", beside=True)
+    ids = np.array([[1, 2, 3], [3, 3, 0], [6, 0, 0]])
+    network = load_onnx(tmp_path / "m.onnx", {"mask": MASK}, "embeddings", example=ids[:1])
+    whole = ReferenceEvaluator(str(tmp_path / "m.onnx"))
+    for row in ids:
+        wanted = whole.run(None, {"ids": row[None], "mask": MASK})[0]
+        assert network.front is not None
+        found = network.graph(torch.from_numpy(network.front.compute(row[None])).reshape(1, *network.input_shape))
+        np.testing.assert_allclose(found.numpy().ravel(), wanted.ravel(), rtol=1e-5)
+    labels = np.array([int(whole.run(None, {"ids": row[None], "mask": MASK})[0].argmax()) for row in ids])
+    assert verify_robustness(network, ids, labels, 1e-6).summary()["certified"] == 3
+    with pytest.raises(InvalidInput, match=r"'total' \(a mask\?\) of input 1 is not that of the first one"):
+        verify_robustness(network, np.array([[1, 2, 3], [1, 1, 1]]), np.array([0, 0]), 1e-6)
+    with pytest.raises(ModelError, match=r"the example has the shape \(2,\), the input takes \(1, 3\)"):
+        load_onnx(tmp_path / "m.onnx", {"mask": MASK}, "embeddings", example=np.zeros(2))
+
+
+def test_one_of_several_outputs(tmp_path: Path) -> None:
+    text_model(tmp_path / "m.onnx")
+    model = onnx.load(tmp_path / "m.onnx")
+    model.graph.output.append(helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["batch", 5]))
+    onnx.save(model, tmp_path / "two.onnx")
+    given = tmp_path / "two.onnx", {"mask": MASK}, "embeddings"
+    with pytest.raises(
+        ModelError, match=r"name one of the outputs \('logits', 'hidden'\), with output= or --output NAME"
+    ):
+        load_onnx(*given)
+    with pytest.raises(ModelError, match="there is no output 'logit'; outputs: 'logits', 'hidden'"):
+        load_onnx(*given, output="logit")
+    one, alone = load_onnx(*given, output="logits"), load_onnx(tmp_path / "m.onnx", {"mask": MASK}, "embeddings")
+    assert load_onnx(*given, output="hidden").graph.output_shape == (1, 5)
+    x = torch.randn(3, *one.input_shape, dtype=torch.float64)
+    torch.testing.assert_close(one.graph(x), alone.graph(x), rtol=0, atol=0)
+    assert one.changed
+    assert b"hidden" in one.model  # the tensor is computed, and is no output
+    assert len(onnx.load_model_from_string(one.model).graph.output) == 1
+
+
 def test_a_batch_that_is_fixed_is_refused_by_questions(tmp_path: Path) -> None:
     text_model(tmp_path / "m.onnx", batch=4)
     network = load_onnx(tmp_path / "m.onnx", {"mask": np.tile(MASK, (4, 1))}, "embeddings")

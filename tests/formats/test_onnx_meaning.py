@@ -48,6 +48,12 @@ def _folded_softmax(b: Builder) -> str:
     return str(b.op("Mul", b.op("Reshape", _gated(b), b.ints(2, 2, 2)), weights))
 
 
+def _folded_norm(b: Builder) -> str:
+    """A part of a model that depends on no input, such as a decoder on learned queries."""
+    normed = b.op("LayerNormalization", b.const(np.arange(8.0).reshape(1, 8) ** 2), b.const(np.full(8, 0.5)), axis=-1)
+    return str(b.op("Mul", _gated(b), b.op("Gelu", normed)))
+
+
 def _half(kind: int) -> Callable[[Builder], str]:
     return lambda b: str(b.op("Cast", b.op("Cast", b.op("Mul", _gated(b), b.const(1000.123)), to=kind), to=1))
 
@@ -89,6 +95,7 @@ CASES: dict[str, tuple[Callable[[Builder], str], tuple[int, ...], int, int]] = {
     "power that broadcasts": (_same_size("Pow"), (4, 4), 13, 1),
     "maximum that broadcasts": (_same_size("Max"), (4, 4), 13, 1),
     "minimum of higher rank": (lambda b: b.op("Min", _gated(b), b.const([[[[0.5]]]])), (1, 4), 13, 1),
+    "constant normalisation and curve": (_folded_norm, (1, 8), 20, 1),
     "constant softmax of version 11": (_folded_softmax, (1, 8), 11, 1),
     "constant softmax of version 1": (_folded_softmax, (1, 8), 9, 1),
     "cast to half": (_half(TensorProto.FLOAT16), (1, 4), 13, 1),

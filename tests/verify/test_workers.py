@@ -66,6 +66,9 @@ class Dying:
             raise ValueError("no\nluck")
         return [f"answer {i}" for i in batch.tolist()]
 
+    def apart(self, batch: Tensor) -> list[Tensor]:
+        return [batch]
+
     def nothing(self, index: int, why: str, failed: bool = False) -> str:
         return f"{'failed' if failed else 'stopped'}: {why}"
 

@@ -10,6 +10,9 @@ import torch
 
 from ..checker.network import Kink
 from ..checker.replay import Rule, Rules
+from ..graph.operator import Operator
+from ..graph.ops.clip import Clip
+from ..graph.ops.relu import LeakyRelu, Relu
 from ..solve.dual import Dual
 from ..solve.lagrangian import Lagrangian
 from ..solve.layers import stack_networks
@@ -64,8 +67,14 @@ def _choices(
         for m, member in enumerate(stack.stack.members):
             output = proof.networks.probabilities[member].node
             kinks = [i for i in proof.ancestors(member) if isinstance(proof.networks.nodes[i], Kink)]
-            for kink, lines in zip(kinks, part.lines, strict=True):
-                chosen[kink] = {"slope": lines[0, 0, m].numpy().copy()}
+            slopes = [
+                lines[0, 0, m].numpy().copy()
+                for layer, lines in zip(stack.stack.layers, part.lines)
+                if isinstance(layer.activation, Relu | LeakyRelu) or _rises_from_zero(layer.activation)
+            ]
+            # Other activations are curves to the checker, or several kinks; what it has no choice for it makes itself.
+            if [proof.networks.nodes[kink].size for kink in kinks] == [slope.size for slope in slopes]:
+                chosen |= {kink: {"slope": slope} for kink, slope in zip(kinks, slopes)}
             at = tangent_points[0, position].numpy()[None]
             position += 1
             chosen[output] = {
@@ -75,6 +84,10 @@ def _choices(
                 "above": _weights(part.above[0, m].numpy() * above_here),
             }
     return lambda index, _: chosen.get(index)
+
+
+def _rises_from_zero(activation: Operator | None) -> bool:
+    return isinstance(activation, Clip) and activation.least == 0
 
 
 def _weights(shares: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -120,11 +121,12 @@ def _lead(
     sharpened = run.sharpened if run is not None else {}
     stepped = [k for k in chosen if (hows or {}).get(k) == "gradient"]
     bent = [k for k in chosen if (hows or {}).get(k) == "second order, gradient"]
-    followed = _followed(proof, network) if chosen or cut or sharpened else None
-    if cut and followed is not None and perturbation is not None:
+    followed = None
+    if (chosen or cut or sharpened) and perturbation is not None:
+        followed, region = _followed(proof, network, perturbation)
+    if cut and followed is not None:
         from .cuts import prove_cuts
 
-        region = _around(proof, followed.graph.input_shape, perturbation)
         for rival in [k for k in cut if not rivals or k in rivals]:
             prove_cuts(proof, followed, region, logits, label, [rival] if rivals else [])
     if not rivals:
@@ -189,12 +191,15 @@ def _verdict(margin: float) -> str:
     return "" if margin > 0 else f"the rules of the checker prove a margin of {margin:.3g} only"
 
 
-def _followed(proof: Proof, network: Network | None) -> Followed:
-    """Choices of a run on the network, by default on that of the model file."""
+def _followed(proof: Proof, network: Network | None, perturbation: AnyPerturbation) -> tuple[Followed, Region]:
+    """Choices of a run on the network, by default on that of the model file, and the region of the run."""
     from ..formats.onnx import load_onnx
+    from ..verify.ensemble import Ensemble, Joined
     from .gradient import Followed
 
-    return Followed(proof, (network or load_onnx(proof.models[0])).logits)
+    graph = (network or load_onnx(proof.models[0])).logits
+    region = _around(proof, graph.input_shape, perturbation)
+    return Followed(proof, Joined((Ensemble(graph),)).over(region).graphs[0].graph), region
 
 
 @_proving
@@ -403,10 +408,17 @@ class Folder:
 
     def model(self, network: Network, path: str) -> str:
         """The file that certificates of a network are about: its own, or here, if inputs were fixed or it was cut."""
-        if not network.changed:
-            return path
-        made = self.path / f"{Path(path).stem}-{network.sha256[:12]}.onnx"
-        made.write_bytes(network.model)
+        return self._written(path, network.model) if network.changed else path
+
+    def simpler(self, network: Network, path: str) -> str:
+        """A copy of the model here, in which what depends on no input is computed: the checker reads more of these."""
+        from ..formats.cut import with_constants
+
+        return self._written(path, with_constants(network.model))
+
+    def _written(self, path: str, model: bytes) -> str:
+        made = self.path / f"{Path(path).stem}-{hashlib.sha256(model).hexdigest()[:12]}.onnx"
+        made.write_bytes(model)
         return str(made)
 
     def keep(self, index: int, make: Callable[[], Certificate]) -> Certificate | None:

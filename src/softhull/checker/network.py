@@ -685,7 +685,9 @@ def _squeeze(reader: _Reader, operands: Any, attributes: Any) -> Value:
 @operator("Unsqueeze", since=13, operands=(2, 2))
 def _unsqueeze(reader: _Reader, operands: Any, attributes: Any) -> Value:
     x, *axes = operands
-    found = _list(axes[0]) if axes else attributes.get("axes", ())
+    # A number is one axis: exporters write it and the runtime takes it, for this operator alone.
+    listed = [a if _shape(a) else _whole(a).reshape(1) for a in axes]
+    found = _list(listed[0]) if listed else attributes.get("axes", ())
     wanted = _axes(reader, found, len(_shape(x)) + len(found))
     return _moved(lambda t: np.expand_dims(t, wanted), x)
 

@@ -117,7 +117,7 @@ def command(
         folder = certificate_folder(certificates)
         from ..certificates.dataset import StatementFolder
 
-        if not subject.perturbation(radii[0]).plain:
+        if not all(subject.perturbation(radius).plain for radius in radii):
             raise click.UsageError("a statement with certificates is about --eps, --norm and --clip, and no more")
         if len(set(radii)) < len(radii) or len(set(wanted)) < len(wanted):
             raise click.UsageError("a statement with certificates names every radius and every sample once")

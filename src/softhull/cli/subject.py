@@ -18,7 +18,38 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _NAMES = ("norm", "clip", "normalize", "only", "box", "alternatives", "at_most")
-_FIELDS = ("models", "data", "indices", "eps", *_NAMES, "fix", "perturb")
+_FIELDS = ("models", "data", "indices", "eps", *_NAMES, "fix", "perturb", "output")
+
+
+class Radii(click.ParamType):
+    """Radii as a tuple, each a number, one number per channel, or the name of an npy file of them.
+
+    Commas stand between ``several`` radii, or between the channels of the only one.
+    """
+
+    name = "radius"
+
+    def __init__(self, several: bool) -> None:
+        self.several = several
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        found = tuple(self._one(entry.strip(), param, ctx) for entry in str(value).split(","))
+        if self.several or len(found) == 1:
+            return found
+        if any(isinstance(entry, str) for entry in found):
+            self.fail(f"{value!r} must be numbers, one per channel, or one npy file", param, ctx)
+        return (found,)
+
+    def _one(self, entry: str, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        """A number, or a file that is there."""
+        if entry.endswith(".npy"):
+            return str(_FILE.convert(entry, param, ctx))
+        try:
+            return float(entry)
+        except ValueError:
+            self.fail(f"{entry!r} is neither a number nor an npy file", param, ctx)
 
 
 @dataclass(frozen=True)
@@ -28,9 +59,10 @@ class Subject:
     models: tuple[str, ...]
     data: str | None
     indices: str | None
-    eps: tuple[float, ...] | None
+    eps: tuple[Any, ...] | None  # radii: see Radii
     fix: tuple[str, ...]
     perturb: str | None
+    output: str | None
     norm: str
     clip: tuple[float, float] | None
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None
@@ -45,7 +77,7 @@ class Subject:
         return self.alternatives is None and self.box is None
 
     @property
-    def radii(self) -> tuple[float | None, ...]:
+    def radii(self) -> tuple[Any, ...]:
         """The radii to ask about: those named, or none where the region has none."""
         if not self.eps and self.needs_radius:
             raise click.UsageError("name --eps")
@@ -53,7 +85,7 @@ class Subject:
 
     def networks(self) -> list[Network]:
         """The models, with some inputs fixed and cut at the tensor to perturb."""
-        from ..formats.datasets import load_array
+        from ..formats.datasets import load_array, load_dataset
         from ..formats.onnx import load_onnx
 
         fixed = {}
@@ -62,7 +94,11 @@ class Subject:
             if not equals or not name:
                 raise click.BadParameter(f"{entry!r} is not NAME=FILE", param_hint="--fix")
             fixed[name] = load_array(file)
-        return [load_onnx(model, fixed, self.perturb) for model in self.models]
+        example = None
+        if self.perturb is not None and self.data is not None:
+            data = load_dataset(self.data)
+            example = data.raw[self.wanted(data)[:1]]
+        return [load_onnx(model, fixed, self.perturb, self.output, example) for model in self.models]
 
     def dataset(self, networks: Sequence[Network], path: str | None = None) -> Dataset:
         """The data (or those at another path), the inputs as the networks take them."""
@@ -79,8 +115,8 @@ class Subject:
         file = {"path": dataset.path, "file_sha256": dataset.sha256, "indices": self.indices}
         return answer | {"data": answer.get("data", {}) | file}
 
-    def perturbation(self, eps: float | None) -> Perturbation | Alternatives:
-        """The region around every input."""
+    def perturbation(self, eps: Any) -> Perturbation | Alternatives:
+        """The region around every input; the radius is one of ``radii``."""
         from ..formats.datasets import load_alternatives, load_array
         from ..regions import Perturbation
 
@@ -92,11 +128,12 @@ class Subject:
             raise click.UsageError("--at-most belongs to --alternatives")
         lower, upper = (None, None) if self.box is None else (load_array(file) for file in self.box)
         only = None if self.only is None else load_array(self.only)
+        eps = load_array(eps) if isinstance(eps, str) else eps
         return Perturbation(eps, float(self.norm), self.clip, self.normalize, only, lower, upper)
 
     def described(self) -> dict[str, Any]:
         """The options for records; those that were not given are left out, but for norm and clip."""
-        given = {name: getattr(self, name) for name in (*_NAMES, "fix", "perturb")}
+        given = {name: getattr(self, name) for name in (*_NAMES, "fix", "perturb", "output")}
         about = {"models": list(self.models), "data": self.data}
         return about | {name: value for name, value in given.items() if value or name in ("norm", "clip")}
 
@@ -107,7 +144,6 @@ def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Com
     ``ensemble``: several models, and data are required; ``radii``: several radii.
     """
     kind = {"metavar": "MODELS...", "nargs": -1} if ensemble else {"metavar": "MODEL", "nargs": 1}
-    numbers = NumberList(least=0) if radii else click.FLOAT
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -115,13 +151,11 @@ def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Com
             own = {name: options.pop(name) for name in _FIELDS}
             if not ensemble:
                 own["models"] = (own["models"],)
-            if not radii and own["eps"] is not None:
-                own["eps"] = (own["eps"],)
             return command(*args, subject=Subject(**own), **options)
 
-        return _options(
-            kind, ensemble, numbers, "Radii, separated by commas." if radii else "Radius of the perturbation."
-        )(run)
+        several = "Radii, separated by commas; an npy file is one radius per entry."
+        one = "Radius of the perturbation; 0.01,0.02: one per channel; an npy file: one per entry."
+        return _options(kind, ensemble, Radii(radii), several if radii else one)(run)
 
     return decorate
 
@@ -157,4 +191,5 @@ def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) ->
         click.option("--at-most", type=click.IntRange(min=0), help="Words that may change at once; default: all."),
         click.option("--fix", multiple=True, metavar="NAME=FILE", help="Fix an input of the model to an npy file."),
         click.option("--perturb", metavar="TENSOR", help="Perturb this tensor of the model, or embeddings."),
+        click.option("--output", metavar="NAME", help="The output to bound, of a model with several."),
     )

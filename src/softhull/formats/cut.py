@@ -39,6 +39,8 @@ class Front:
     shape: Shape
     dtype: str
     model: bytes = field(repr=False)
+    # What else the output depends on, such as a padding mask, and what it is for the inputs that the model is about.
+    beside: tuple[tuple[str, np.ndarray], ...] = field(default=(), repr=False)
 
     @cached_property
     def _session(self) -> Session:
@@ -54,18 +56,36 @@ class Front:
         if not (self.dtype.startswith("float") or np.array_equal(taken, rows)):
             raise InvalidInput(f"{self.path}: the input {self.input_name!r} takes whole numbers ({self.dtype})")
         try:
-            found = [self._session.run({self.input_name: row}) for row in taken]
+            found = [self._session.run_all(None, {self.input_name: row}) for row in taken]
         except Exception as problem:
             reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
             raise InvalidInput(f"{self.path}: onnxruntime cannot compute the perturbed tensor: {reason}") from None
-        return np.stack(found).astype(np.float64)
+        for place, (_, *values) in enumerate(found):
+            for (name, wanted), value in zip(self.beside, values):
+                if not np.array_equal(value, wanted, equal_nan=True):
+                    raise InvalidInput(
+                        f"{self.path}: {name!r} (a mask?) of input {place} is not that of the first one, or of the "
+                        "example; it does not move: ask about inputs with the same one together, the others apart"
+                    )
+        return np.stack([tensor for tensor, *_ in found]).astype(np.float64)
 
 
-def cut(model: Any, name: str, fixed: Mapping[str, Any], perturb: str | None) -> Front | None:
+def cut(
+    model: Any,
+    name: str,
+    fixed: Mapping[str, Any],
+    perturb: str | None,
+    output: str | None = None,
+    example: Any = None,
+) -> Front | None:
     """Change a model (without external data) in place into one with a single input; its front where it has one.
 
-    ``fixed``: inputs by name that become constants. ``perturb``: the tensor that becomes the input.
+    ``fixed``: inputs by name that become constants. ``perturb``: the tensor that becomes the input. ``output``: the
+    only output that is kept. ``example``: an input of the original; what the output depends on beside the tensor is a
+    constant, computed from it.
     """
+    if output is not None:
+        _keep(model, name, output)
     _fix(model, name, fixed)
     _fold(model)
     inputs = _inputs(model)
@@ -84,12 +104,26 @@ def cut(model: Any, name: str, fixed: Mapping[str, Any], perturb: str | None) ->
     if tensor not in {argument for node in after for argument in node.input}:
         raise ModelError(f"{name}: the output does not depend on the tensor {tensor!r}")
     after = _without_shapes(model, name, inputs[0], tensor, after)
+    after, beside = _without_rest(model, name, inputs[0], tensor, after, example)
+    if beside:
+        names = [tensor, *beside]
+        front = _front(model, name, inputs[0], names, _ancestors(model, names))
+        for key, found in beside.items():
+            model.graph.initializer.append(numpy_helper.from_array(found, key))
     nodes, used = list(after), {argument for node in after for argument in node.input}
     kept = [constant for constant in model.graph.initializer if constant.name in used and constant.name != tensor]
     made = front.proto.SerializeToString(deterministic=True)
     entry = helper.make_tensor_value_info(tensor, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
     _replace(model.graph, nodes, kept, [entry])
-    return Front(name, inputs[0].name, front.shape, front.dtype, made)
+    return Front(name, inputs[0].name, front.shape, front.dtype, made, tuple(beside.items()))
+
+
+def with_constants(content: bytes) -> bytes:
+    """A model file without external data in which what depends on no input is computed, as the runtime computes it."""
+    model = onnx.ModelProto()
+    model.ParseFromString(content)
+    _fold(model)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _replace(graph: Any, nodes: Sequence[Any], constants: Sequence[Any], inputs: Sequence[Any]) -> None:
@@ -109,6 +143,20 @@ def _inputs(model: Any) -> list[Any]:
     """The inputs that are no constants."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return [entry for entry in model.graph.input if entry.name not in constants]
+
+
+def _keep(model: Any, name: str, output: str) -> None:
+    """One of the outputs, and what computes it."""
+    kept = [_copy(entry) for entry in model.graph.output if entry.name == output]
+    if len(kept) != 1:
+        names = ", ".join(quoted(entry.name) for entry in model.graph.output[:8])
+        raise ModelError(f"{name}: there is no output {output!r}; outputs: {names}")
+    model.graph.ClearField("output")
+    model.graph.output.extend(kept)
+    nodes = _ancestors(model, [output])
+    used = {argument for node in nodes for argument in node.input} | {output}
+    constants = [tensor for tensor in model.graph.initializer if tensor.name in used]
+    _replace(model.graph, nodes, constants, list(model.graph.input))
 
 
 def _fix(model: Any, name: str, fixed: Mapping[str, Any]) -> None:
@@ -205,8 +253,8 @@ def _ancestors(model: Any, wanted: Iterable[str], stop: str | None = None) -> li
 
 
 def _without_shapes(model: Any, name: str, entry: Any, tensor: str, nodes: list[Any]) -> list[Any]:
-    """The nodes behind the cut, where shapes of what lies before it are constants; its values must not be used."""
-    behind, seen = {tensor}, []  # what depends on the tensor
+    """The nodes behind the cut, where shapes of what lies before it are constants."""
+    behind = {tensor}  # what depends on the tensor
     for node in nodes:
         if behind & set(node.input):
             behind |= set(node.output)
@@ -220,15 +268,32 @@ def _without_shapes(model: Any, name: str, entry: Any, tensor: str, nodes: list[
         nodes = [node for node in nodes if node.output[0] not in constants]
     pruned = onnx.GraphProto(node=nodes)
     holder = onnx.ModelProto(graph=pruned)
-    seen = _ancestors(holder, [output.name for output in model.graph.output], tensor)
-    for node in seen:
-        if entry.name in node.input:
-            label = node.name or node.output[0]
-            raise ModelError(
-                f"{name}: the output depends on the input {entry.name!r} beside the tensor {tensor!r}, through node "
-                f"{label!r}; perturb a later tensor, or make what it computes an input of its own and fix that"
-            )
-    return seen
+    return _ancestors(holder, [output.name for output in model.graph.output], tensor)
+
+
+def _without_rest(
+    model: Any, name: str, entry: Any, tensor: str, nodes: list[Any], example: Any
+) -> tuple[list[Any], dict[str, np.ndarray]]:
+    """The nodes that depend on the tensor, and what else they take, by name, computed from the example."""
+    direct = next((node for node in nodes if entry.name in node.input), None)
+    if direct is None:
+        return nodes, {}
+    if example is None:
+        raise ModelError(
+            f"{name}: the output depends on the input {entry.name!r} beside the tensor {tensor!r}, through node "
+            f"{direct.name or direct.output[0]!r}; give an example, which says what that is, or perturb a later tensor"
+        )
+    behind, kept = {tensor}, []
+    for node in nodes:
+        if behind & set(node.input):
+            behind |= set(node.output)
+            kept.append(node)
+    computed = {output for node in nodes for output in node.output} | {entry.name}
+    taken = [argument for node in kept for argument in node.input if argument in computed - behind]
+    wanted = list(dict.fromkeys(taken))
+    return kept, dict(
+        zip(wanted, _front(model, name, entry, wanted, _ancestors(model, wanted)).run_once(wanted, example))
+    )
 
 
 @dataclass(frozen=True)
@@ -241,12 +306,15 @@ class _Part:
     dtype: str
     name: str
 
-    def run_once(self, outputs: Sequence[str]) -> list[np.ndarray]:
-        """The values for an input of zeros: shapes and types do not depend on it."""
+    def run_once(self, outputs: Sequence[str], example: Any = None) -> list[np.ndarray]:
+        """The values for an example, or for an input of zeros, on which shapes and types do not depend."""
         self._refuse_costly()
+        given = np.zeros(self.shape, self.dtype) if example is None else np.asarray(example)
+        if given.size != math.prod(self.shape):
+            raise ModelError(f"{self.name}: the example has the shape {given.shape}, the input takes {self.shape}")
         try:
             session = Session(self.proto.SerializeToString())
-            return session.run_all(outputs, {self.input_name: np.zeros(self.shape, self.dtype)})
+            return session.run_all(outputs, {self.input_name: given.reshape(self.shape).astype(self.dtype)})
         except Exception as problem:
             reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__)
             raise ModelError(f"{self.name}: onnxruntime cannot compute it up to {outputs[0]!r}: {reason}") from None
@@ -280,7 +348,9 @@ def _front(model: Any, name: str, entry: Any, outputs: Sequence[str], nodes: Seq
         )
     part = onnx.ModelProto()
     part.CopyFrom(model)
-    used = {argument for node in nodes for argument in node.input}
+    known = {constant.name for constant in model.graph.initializer}  # shapes became some
+    nodes = [node for node in nodes if not known & set(node.output)]
+    used = {argument for node in nodes for argument in node.input} | set(outputs)
     kept = [constant for constant in model.graph.initializer if constant.name in used]
     declared = helper.make_tensor_value_info(entry.name, kind.elem_type, shape)
     _replace(part.graph, nodes, kept, [declared])

@@ -122,9 +122,13 @@ def refuse_fixed_batch(network: Network | Graph) -> None:
         )
 
 
-def warn_of_units(x: Tensor, perturbation: Perturbation | Alternatives) -> None:
-    """A warning where a ball of this radius holds everything that inputs are, with the unit that may be meant."""
-    if not isinstance(perturbation, Perturbation) or perturbation.normalize is not None:
+def warn_of_region(x: Tensor, perturbation: Perturbation | Alternatives) -> None:
+    """A warning where nothing may move, or where a ball holds all that inputs are, with the unit that may be meant."""
+    if not isinstance(perturbation, Perturbation):
+        return
+    if perturbation.only is not None and not perturbation.only.any():
+        warn("only names no entry that may move: every region is its input alone")
+    if perturbation.normalize is not None:
         return
     eps, norm = perturbation.largest, perturbation.norm
     # A few inputs do not tell the whole range: it holds 0 and 1 at least.

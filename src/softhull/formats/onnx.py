@@ -42,7 +42,13 @@ UNUSUAL = 2.0**100  # larger than any limit that is meant
 ABSORBING = -(2.0**23)  # a logit added to this leaves no trace in single precision
 
 
-def load_onnx(path: str | Path, fixed: Mapping[str, Any] | None = None, perturb: str | None = None) -> Network:
+def load_onnx(
+    path: str | Path,
+    fixed: Mapping[str, Any] | None = None,
+    perturb: str | None = None,
+    output: str | None = None,
+    example: Any = None,
+) -> Network:
     """Read a network from an ONNX file; raises ModelError with one line when that is impossible.
 
     Args:
@@ -50,6 +56,9 @@ def load_onnx(path: str | Path, fixed: Mapping[str, Any] | None = None, perturb:
         fixed (dict of arrays): Values for all inputs of the model but one, by name.
         perturb: The tensor to perturb instead of the input, by name, or ``"embeddings"`` for the output of an
             embedding table. Inputs are still given as the model takes them; onnxruntime computes the tensor from them.
+        output: The output to bound, by name, where the model has several.
+        example (array): An input as the model takes it, with ``perturb``: what the output depends on beside the tensor,
+            such as a padding mask made from word ids, is what it is for the example; inputs of another are refused.
     """
     path = Path(path)
     try:
@@ -59,7 +68,7 @@ def load_onnx(path: str | Path, fixed: Mapping[str, Any] | None = None, perturb:
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
-    return parse_onnx(content, str(path), path.parent, fixed, perturb)
+    return parse_onnx(content, str(path), path.parent, fixed, perturb, output, example)
 
 
 def parse_onnx(
@@ -68,6 +77,8 @@ def parse_onnx(
     folder: Path | None,
     fixed: Mapping[str, Any] | None = None,
     perturb: str | None = None,
+    output: str | None = None,
+    example: Any = None,
 ) -> Network:
     """Read a network from the bytes of an ONNX file that lies, or does not lie, in a folder."""
     model = onnx.ModelProto()
@@ -81,10 +92,10 @@ def parse_onnx(
         raise ModelError(f"{name}: {len(model.graph.node)} operators; at most {MOST_NODES} are read")
     external = embed_external_data(model, name, folder)
     digest = model_digest(content, external)
-    front, changed = None, bool(fixed) or perturb is not None
+    front, changed = None, bool(fixed) or perturb is not None or output is not None
     if changed:
         try:
-            front = cut(model, name, fixed or {}, perturb)
+            front = cut(model, name, fixed or {}, perturb, output, example)
         except ModelError:
             raise
         except Exception as error:  # whatever a file is made of
@@ -179,6 +190,9 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
         counted = f"{len(inputs)} inputs and {len(model.graph.output)} outputs"
         names = ", ".join(quoted(entry.name) for entry in inputs[:8])
         advice = f"; fix all inputs ({names}) but one, with fixed= or --fix NAME=FILE" if len(inputs) > 1 else ""
+        if len(model.graph.output) > 1:
+            names = ", ".join(quoted(entry.name) for entry in model.graph.output[:8])
+            advice += f"; name one of the outputs ({names}), with output= or --output NAME"
         raise ModelError(f"{name}: {counted}; a network has one of each{advice}")
     shape, dtype = _declared(inputs[0], name)
     size = model.ByteSize()

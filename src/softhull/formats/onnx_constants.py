@@ -21,6 +21,8 @@ FOLDED = frozenset(
         *("Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"),
         *("Relu", "Reshape", "Shape", "Sigmoid", "Sign", "Size", "Slice", "Softmax", "Split", "Sqrt", "Squeeze"),
         *("Sub", "Sum", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
+        *("Gelu", "HardSigmoid", "HardSwish", "LayerNormalization", "LeakyRelu", "LogSoftmax", "Mish", "ReduceL2"),
+        *("RMSNormalization", "Softplus", "Swish"),
     )
 )
 _GROWING = frozenset(("ConstantOfShape", "Expand", "Pad", "Range", "Tile"))

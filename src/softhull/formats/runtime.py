@@ -28,6 +28,6 @@ class Session:
         found: np.ndarray = self._session.run(None, dict(inputs))[0]
         return found
 
-    def run_all(self, outputs: Sequence[str], inputs: Mapping[str, Any]) -> list[np.ndarray]:
-        """Some outputs by their names."""
-        return list(self._session.run(list(outputs), dict(inputs)))
+    def run_all(self, outputs: Sequence[str] | None, inputs: Mapping[str, Any]) -> list[np.ndarray]:
+        """Some outputs by their names; None: all of them."""
+        return list(self._session.run(outputs and list(outputs), dict(inputs)))

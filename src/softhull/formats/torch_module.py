@@ -19,7 +19,10 @@ from .onnx import parse_onnx
 
 
 def from_torch(
-    module: torch.nn.Module, example: Tensor | tuple[Any, ...] | Mapping[str, Any], perturb: str | None = None
+    module: torch.nn.Module,
+    example: Tensor | tuple[Any, ...] | Mapping[str, Any],
+    perturb: str | None = None,
+    output: str | None = None,
 ) -> Network:
     """Export a torch module to ONNX and read it; raises ModelError with the reason where torch cannot export it.
 
@@ -27,7 +30,8 @@ def from_torch(
         module: The module, in evaluation mode.
         example: One input as the module takes it, batch dimension included. For a module with several inputs, a tuple
             or a dictionary of arguments: the first one varies, all others stay as they are in the example.
-        perturb: As for ``load_onnx``.
+        perturb: As for ``load_onnx``, which gets the same example.
+        output: As for ``load_onnx``; the names are those that the exporter gives, which an error lists.
     """
     name = f"torch module {type(module).__name__}"
     named = dict(example) if isinstance(example, Mapping) else {}
@@ -52,7 +56,8 @@ def from_torch(
         module.train(training)
     given = [value for value in (*listed, *named.values()) if isinstance(value, Tensor)]
     fixed = {key: value.detach().cpu().numpy() for key, value in zip(inputs[1:], given[1:])}
-    return parse_onnx(content, name, None, fixed, perturb)
+    first = given[0].detach().cpu().numpy() if given and perturb is not None else None
+    return parse_onnx(content, name, None, fixed, perturb, output, first)
 
 
 def _try(module: torch.nn.Module, listed: tuple[Any, ...], named: dict[str, Any], name: str) -> None:

@@ -29,6 +29,7 @@ from .ops.expand import Expand
 from .ops.gather import Gather
 from .ops.log_sum_exp import LogSumExp
 from .ops.matmul import MatMul
+from .ops.near import Near
 from .ops.normalize import InverseDeviation, Normalized
 from .ops.product import Product
 from .ops.reshape import Reshape
@@ -90,12 +91,12 @@ def _support(graph: Graph) -> dict[int, Tensor]:
         if isinstance(operator, Softmax) and operator.mask is not None and bool(operator.mask.isneginf().any()):
             seen = ~operator.mask.isneginf().expand(node.shape)
             found[index] = seen | ~seen.any(operator.axis, keepdim=True)  # a row without any is not a number
-        elif node.inputs and node.inputs[0] in found and _keeps_zeros(operator):
+        elif node.inputs and node.inputs[0] in found and keeps_zeros(operator):
             found[index] = operator.value(found[node.inputs[0]][None].to(torch.float64))[0] != 0
     return found
 
 
-def _keeps_zeros(operator: Operator) -> bool:
+def keeps_zeros(operator: Operator) -> bool:
     """Whether every entry of the output is a multiple of one entry of the only input."""
     if isinstance(operator, Scale):
         return bool((operator.shift == 0).all())
@@ -228,6 +229,7 @@ def restrict(operator: Operator, part: Part, shape: Shape, *shapes: Shape) -> Pi
 @restrict.register(Elementwise)
 @restrict.register(Add)
 @restrict.register(Subtract)
+@restrict.register(Near)
 def _(operator: Operator, part: Part, shape: Shape, *shapes: Shape) -> Piece:
     return _simple(operator, part, *(part for _ in shapes))
 

@@ -67,9 +67,11 @@ class Affine(Operator):
     """Exact for linear bounds: the output is affine in all inputs jointly.
 
     ``exact_backward``: what ``backward`` returns is placed, never added up or multiplied, so that nothing is rounded.
+    ``slack``: how far the true output may be from the affine function, besides rounding.
     """
 
     exact_backward: ClassVar[bool] = False
+    slack: float = 0.0
 
     @abstractmethod
     def range(self, *inputs: Interval) -> Interval:

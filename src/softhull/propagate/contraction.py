@@ -17,6 +17,7 @@ for their rounding, in terms of the largest absolute values of X and Y.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,7 @@ from ..graph.operator import Interval
 from ..graph.ops.matmul import MatMul
 from ..graph.rounding import largest, share
 from .free import Free
+from .shadow import MIXTURES, Function, Shadow, clearly_above, combined, few, lower_function, shadow, together
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
@@ -58,10 +60,36 @@ def contract(bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> 
     return _keep_one(bounds, index, C, int(columns.sum()) < int(rows.sum()), False, free)
 
 
+def mixed(bounds: LinearBounds, index: int, C: Tensor) -> Found | None:
+    """The same without a walk, for values mixed by probabilities, from what the values are as functions of the input.
+
+    None where these are too many: their walks are then better spent otherwise.
+    """
+    node = bounds.graph.nodes[index]
+    operator = node.operator
+    if not isinstance(operator, MatMul) or len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
+        return None
+    rank = len(node.shape)
+    for (kept, inner), axis, flipped in ((node.inputs, rank - 1, False), (node.inputs[::-1], rank - 2, True)):
+        if bounds.structure.rows_are_softmax(kept, axis):
+            cheap = few(bounds, inner) and few(bounds, kept) and inner >= 0
+            return _keep_one(bounds, index, C, flipped, False, None, True) if cheap else None
+    return None
+
+
 def _keep_one(
-    bounds: LinearBounds, index: int, C: Tensor, flipped: bool, simplex: bool, free: Free | None
+    bounds: LinearBounds,
+    index: int,
+    C: Tensor,
+    flipped: bool,
+    simplex: bool,
+    free: Free | None,
+    shadowed: bool = False,
 ) -> Found | None:
-    """The left factor is kept and the right one contracted; ``flipped`` exchanges them by transposing everything."""
+    """The left factor is kept and the right one contracted; ``flipped`` exchanges them by transposing everything.
+
+    ``shadowed``: the contracted factor is bounded by combining functions of the input, not by walks.
+    """
     node = bounds.graph.nodes[index]
     kept, inner = reversed(node.inputs) if flipped else node.inputs
     lower, upper = (end.mT if flipped else end for end in bounds.interval(kept))
@@ -78,10 +106,15 @@ def _keep_one(
     def bound_rows() -> Interval | None:
         return _bound_rows(bounds, inner, rows, seen, reference, flipped)
 
-    found = bound_rows() if free is None or rows.requires_grad else free.remember(index, "rows", bound_rows)
+    share = None
+    if shadowed:
+        by_shadow = _shadowed_rows(bounds, kept, inner, rows, (lower, upper), flipped)
+        found, share = (by_shadow.low, by_shadow.high), by_shadow.share
+    else:
+        found = bound_rows() if free is None or rows.requires_grad else free.remember(index, "rows", bound_rows)
     if found is None:
         return None
-    on_kept, on_rows, constant = _relax_products(bounds, index, (lower, upper), found, leading[-1], free)
+    on_kept, on_rows, constant = _relax_products(bounds, index, (lower, upper), found, leading[-1], free, share)
     if free is not None:
         free.note(index, "kept", torch.full((1, 1), int(flipped)))
     weights = on_rows.detach().abs()
@@ -172,16 +205,23 @@ def _bounded_sum(weights: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _relax_products(
-    bounds: LinearBounds, index: int, x: Interval, y: Interval, rows: int, free: Free | None
+    bounds: LinearBounds,
+    index: int,
+    x: Interval,
+    y: Interval,
+    rows: int,
+    free: Free | None,
+    share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Coefficients on x and on y and the constant ``[S, B]`` of a plane below the sum of all ``x * y``.
 
+    ``share``: the weights of the planes through the lower ends, by default those of the method.
     The last but one dimension counts up to ``rows``; a rank may use fewer of them in one gradient step than in another.
     """
     (lx, ux), (ly, uy) = x, y
     whole = broadcast(lx.shape, ly.shape)
     *leading, used, inner_size = whole
-    low = ly.new_full((*leading, rows, inner_size), bounds.method.mixture)
+    low = ly.new_full((*leading, rows, inner_size), bounds.method.mixture) if share is None else share
     if free is not None:
         low = free(index, "product", low)
     low = low[..., :used, :]
@@ -219,7 +259,8 @@ def _bound_rows(
         tagged = torch.cat((group[:, None].to(picked), picked[:, 0]), 1)
         distinct, repeated = torch.unique(tagged, dim=0, return_inverse=True)
         group, picked = distinct[:, 0].long(), distinct[:, None, 1:]
-        met = torch.zeros(len(group), inner_size, device=met.device).index_add(0, repeated, met.float()) > 0
+        none = torch.zeros(len(group), inner_size, dtype=torch.long, device=met.device)
+        met = none.index_add(0, repeated, met.long()) > 0
     number, inner_line = met.nonzero(as_tuple=True)
     if len(number) > bounds.method.contract_limit:
         return None
@@ -249,6 +290,79 @@ def _bound_rows(
         return full.permute(0, 4, 1, 2, 3)
 
     return gathered([low for low, _ in ends]), gathered([high for _, high in ends])
+
+
+@dataclass(frozen=True)
+class _Shadowed:
+    """What every row of coefficients makes of every inner line, from functions of the input.
+
+    ``low`` and ``high`` are bounds ``[S, B, groups, rows, inner_size]``, ``share`` the weight of the plane through the
+    lower ends of a probability and of what it is multiplied by.
+    """
+
+    low: Tensor
+    high: Tensor
+    share: Tensor
+
+
+def _shadowed_rows(
+    bounds: LinearBounds, kept: int, inner: int, rows: Tensor, between: Interval, flipped: bool
+) -> _Shadowed:
+    """Of the three mixtures of both planes that one is taken which is highest where it is least.
+
+    ``between``: the range ``[B, groups, rows, inner_size]`` of the probabilities.
+    """
+    S, _, groups, count, _ = rows.shape
+    B = bounds.size
+
+    def numbered(index: int) -> Tensor:
+        shape = bounds.graph.shape_of(index)
+        entries = torch.arange(math.prod(shape), device=rows.device).reshape(shape)
+        return (entries.mT if flipped else entries).reshape(groups, -1, shape[-2 if flipped else -1])
+
+    lines, probabilities = numbered(inner), numbered(kept)
+    where = (rows != 0).any(1).any(-1).nonzero()
+    picked = rows.permute(0, 2, 3, 1, 4)[tuple(where.T)][:, :, None]  # [N, B or 1, 1, width]
+    low, high, share = (rows.new_zeros(S, groups, count, lines.shape[1], B) for _ in range(3))
+    share += bounds.method.mixture
+    values, own = shadow(bounds, inner), shadow(bounds, kept)
+    assert values is not None
+    for group in range(groups):
+        chosen = (where[:, 1] == group).nonzero()[:, 0]
+        for part in pieces(chosen, together(bounds, lines.shape[1])):
+            bounds.check_time()
+            s, _, i = where[part].T
+            u = combined(bounds, inner, lines[group], picked[part])  # [N, B, inner_size]
+            p = between[0][:, group, i].transpose(0, 1), between[1][:, group, i].transpose(0, 1)
+            low[s, group, i], high[s, group, i] = u[0].transpose(1, 2), u[1].transpose(1, 2)
+            if own is None:
+                continue
+            value = lower_function(bounds, values, lines[group], picked[part])
+            weights = _mixtures(bounds, value, own, probabilities[group, i], u, p)
+            share[s, group, i] = weights.transpose(1, 2)
+    return _Shadowed(*(t.permute(0, 4, 1, 2, 3) for t in (low, high, share)))
+
+
+def _mixtures(bounds: LinearBounds, value: Function, own: Shadow, entry: Tensor, u: Interval, p: Interval) -> Tensor:
+    """The weights ``[N, B, inner_size]`` with which the plane below every product is highest where it is least."""
+    best = torch.full_like(u[0], -math.inf)
+    weights = torch.full_like(best, bounds.method.mixture)
+    for weight in MIXTURES:
+        on_p, on_u = (weight * low + (1 - weight) * high for low, high in (u, p))
+        found = value.times(on_u).plus(_scaled(own, entry, on_p)).least(bounds)
+        found = found - weight * u[0] * p[0] - (1 - weight) * u[1] * p[1]
+        better = clearly_above(found, best)
+        best, weights = torch.where(better, found, best), torch.where(better, weight, weights)
+    return weights
+
+
+def _scaled(own: Shadow, entry: Tensor, factor: Tensor) -> Function:
+    """A function below entries ``[N, m]`` of a node, each times a ``factor [N, B, m]``."""
+    rising = factor >= 0
+    below, above = (t[:, entry].transpose(0, 1) for t in (own.below, own.above))  # [N, B or 1, m, n]
+    offsets = [t[:, entry].transpose(0, 1) for t in (own.below_offset, own.above_offset)]
+    slope = torch.where(rising[..., None], below, above)
+    return Function(slope, torch.where(rising, *offsets), own.moving).times(factor)
 
 
 def _bound_combinations(

@@ -203,6 +203,8 @@ class LinearBounds:
         if isinstance(node.operator, Affine) and not node.operator.exact_backward:
             # Every coefficient passed back, and the constant, is a sum over at most all entries of the node.
             weights = self.share(entries) * node.operator.magnitude(*sizes)
+        if isinstance(node.operator, Affine) and node.operator.slack:
+            weights = (0.0 if weights is None else weights) + torch.full_like(sizes[0], node.operator.slack)
         return weights, (entries + 1) * underflow(reach.dtype) * (1 + reach)
 
     # Linear functions of a node

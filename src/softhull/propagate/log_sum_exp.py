@@ -26,11 +26,16 @@ def _(operator: LogSumExp, bounds: LinearBounds, index: int, A: Tensor, contract
 
 def by_planes(bounds: LinearBounds, index: int, A: Tensor, axes: tuple[int, ...], find: Callable[[], Support]) -> Backs:
     """The step of an operator with planes around every output, whose inputs lie along some axes."""
-    planes = bounds.knowledge.find("lines", index, lambda: _charged(bounds, index, axes, find()))
+    planes = planes_of(bounds, index, axes, find)
     rising = A >= 0
     slope = torch.where(rising, planes.below, planes.above)
     offset = torch.where(rising, planes.below_offset, planes.above_offset)
     return (A * slope,), (A * offset).flatten(2).sum(-1)
+
+
+def planes_of(bounds: LinearBounds, index: int, axes: tuple[int, ...], find: Callable[[], Support]) -> Support:
+    """The planes around every output, which pay for being multiplied and added up."""
+    return bounds.knowledge.find("lines", index, lambda: _charged(bounds, index, axes, find()))
 
 
 def _charged(bounds: LinearBounds, index: int, axes: tuple[int, ...], planes: Support) -> Support:

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 @step.register(Bilinear)
 def _(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, contract: bool, free: Free | None) -> Backs:
-    found = contraction.contract(bounds, index, C, free) if contract else None
+    found = None
+    if contract:
+        found = contraction.contract(bounds, index, C, free)
+    elif free is None and bounds.method.simplex:
+        found = contraction.mixed(bounds, index, C)
     if found is None:
         return _term_by_term(operator, bounds, index, C, free)
     coefficients, constant, rest = found

@@ -334,6 +334,37 @@ def touching(bounds: LinearBounds, index: int, at: Tensor) -> LinearBounds:
     return bounds.knowing(bounds.knowledge.with_planes(index, planes))
 
 
+def meeting(bounds: LinearBounds, index: int, other: DensePlanes) -> LinearBounds:
+    """Bounds whose planes of one softmax are, output by output, those of ``other`` where these are closer.
+
+    Which ones are closer is decided at the anchor of the planes there are.
+    """
+    planes = row_planes(bounds, index)
+    if not isinstance(planes, DensePlanes):
+        return bounds
+    moved = planes.at - other.at
+    cost = bounds.share(moved.shape[-1])
+    size = planes.at.abs() + other.at.abs()
+
+    def at_anchor(value: Tensor, slope: Tensor, side: int) -> Tensor:
+        return value + (slope @ moved[..., None])[..., 0] + side * cost * (slope.abs() @ size[..., None])[..., 0]
+
+    below = at_anchor(other.below, other.below_slope, -1)
+    above = at_anchor(other.above, other.above_slope, 1)
+    (new,) = _charged(bounds, index, [DensePlanes(planes.at, below, above, other.below_slope, other.above_slope)])
+    low, high = new.below > planes.below, new.above < planes.above
+    if not bool(low.any() | high.any()):
+        return bounds
+    found = DensePlanes(
+        planes.at,
+        torch.where(low, new.below, planes.below),
+        torch.where(high, new.above, planes.above),
+        torch.where(low[..., None], new.below_slope, planes.below_slope),
+        torch.where(high[..., None], new.above_slope, planes.above_slope),
+    )
+    return bounds.knowing(bounds.knowledge.with_planes(index, found))
+
+
 def _tangent_planes(bounds: LinearBounds, index: int) -> PlanesOfRows:
     """The planes of the method's bound at the midpoint of the logit box."""
     lower, upper, known = _logits(bounds, index)

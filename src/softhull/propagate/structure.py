@@ -87,7 +87,7 @@ class Structure:
     def _permutation(self, index: int) -> Tensor | None:
         """The order in which a node repeats the entries of its input, or None when it does anything else."""
         node = self.graph.nodes[index]
-        if not isinstance(node.operator, Affine) or len(node.inputs) != 1:
+        if not isinstance(node.operator, Affine) or len(node.inputs) != 1 or node.operator.slack:
             return None
         shape = self.graph.shape_of(node.inputs[0])
         count = math.prod(shape)

@@ -26,7 +26,7 @@ STORE = "runs.db"  # unless it is named
 BUNDLED = "softhull:"  # in front of a file that comes with the package
 
 _KEYS = {
-    "networks": ("name", "model", "models", "fix", "perturb"),
+    "networks": ("name", "model", "models", "fix", "perturb", "output"),
     "data": ("name", "file", "labels", "indices"),
     "perturbations": ("eps", "norm", "clip", "normalize", "only", "lower", "upper", "alternatives", "at_most"),
     "run": ("store", "executor", "timeout", "budget", "memory", "device", "batch"),
@@ -186,11 +186,11 @@ class _Reader:
             self.fail(f"{place}.models", "a list of file names is needed")
         paths = [self._file(f"{place}.model{'s' * ('models' in entry)}", file) for file in files]
         name = self._name(f"{place}.name", entry.get("name", paths[0].stem), self.networks)
-        fix, perturb = entry.get("fix", {}), entry.get("perturb")
-        if not isinstance(fix, dict) or not isinstance(perturb, str | None):
-            self.fail(place, "'fix' is a table of files by input, 'perturb' the name of a tensor")
+        fix, perturb, output = entry.get("fix", {}), entry.get("perturb"), entry.get("output")
+        if not isinstance(fix, dict) or not isinstance(perturb, str | None) or not isinstance(output, str | None):
+            self.fail(place, "'fix' is a table of files by input, 'perturb' and 'output' are names of tensors")
         fixed = {key: self._array(f"{place}.fix.{key}", file) for key, file in fix.items()}
-        self.networks[name] = [load_onnx(path, fixed, perturb) for path in paths]
+        self.networks[name] = [load_onnx(path, fixed, perturb, output) for path in paths]
 
     def _dataset(self, place: str, entry: dict[str, Any]) -> None:
         from ..formats.datasets import load_dataset

@@ -17,7 +17,7 @@ from ..attack.visits import OBJECTIVES, Visits
 from ..deadlines import TimeLimits
 from ..devices import device_of
 from ..errors import InvalidInput
-from ..formats.inputs import warn_of_labels, warn_of_units
+from ..formats.inputs import warn_of_labels, warn_of_region
 from ..regions import AnyPerturbation, as_perturbation
 from ..show import data_frame, html_table, new_axes
 from .about import describe
@@ -327,7 +327,7 @@ def certify_dataset(
     opened, place = open_networks(networks, x), device_of(x, device)
     finder = RangeFinder(opened, method, bound, rounding, place)
     x, y = finder.inputs(x, y)
-    warn_of_units(x, perturbation)
+    warn_of_region(x, perturbation)
     attack = attack or ScoreAttack(restarts=2, seed=seed)
     asked = Samples(finder, x, y, perturbation.around(x), limits=limits, edges=edges, attack=attack)
     found = answer_all(asked, torch.arange(len(x)), BATCH, workers, progress)

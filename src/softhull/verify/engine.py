@@ -7,6 +7,7 @@ are made of: ``walks.py``, ``programs.py``, ``branching.py``, ``enumerate.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -21,6 +22,8 @@ from .problem import Effort, Problem, Solution, Tried
 
 def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
     """Bounds and attacks on one batch; a deadline or an interrupt leaves the best found so far."""
+    with torch.no_grad():
+        problem = replace(problem, networks=problem.networks.over(problem.region))
     work = Work(problem, effort)
     try:
         with torch.no_grad():

@@ -12,9 +12,12 @@ from torch import Tensor
 from ..devices import moved
 from ..graph.builder import GraphBuilder
 from ..graph.graph import Graph
+from ..graph.masks import Hidden
 from ..graph.operator import Bilinear, Shape
+from ..graph.ops.add import Add
 from ..graph.ops.softmax import Softmax
 from ..propagate.structure import Structure
+from ..regions import Region
 from ..solve.layers import Stack, agree, logits_node
 
 
@@ -55,6 +58,20 @@ class Ensemble:
         """Whether variable tensors are multiplied, so that there is something of second order."""
         return any(isinstance(node.operator, Bilinear) for node in self.graph.nodes)
 
+    @cached_property
+    def hidden(self) -> Hidden | None:
+        """The joint graph without what finite masks hide; None where they hide nothing."""
+        return Hidden.of(self.graph)
+
+    @cached_property
+    def visible(self) -> Ensemble:
+        """The same networks without what finite masks hide, for regions where that is negligible."""
+        members = tuple(member.visible for member in self.members)
+        if self.hidden is None:
+            return replace(self, members=members)
+        graph = self.hidden.graph
+        return Ensemble(graph, _terms(graph, len(graph.nodes) - 1) if self.softmaxes else (), members)
+
     def to(self, device: torch.device) -> Ensemble:
         """The ensemble on a device, in double precision."""
         members = tuple(member.to(device) for member in self.members)
@@ -82,6 +99,26 @@ class Joined:
         """Whether any of the networks multiplies variable tensors."""
         return any(each.products for each in self.graphs)
 
+    def hides(self, region: Region) -> Tensor:
+        """Mask ``[B]`` of the instances over which all that finite masks hide is negligible, if they hide anything."""
+        found = [each.hidden.negligible(region.lower, region.upper) for each in self.graphs if each.hidden is not None]
+        none = torch.zeros(region.size, dtype=torch.bool, device=region.lower.device)
+        return torch.stack(found).all(0) if found else none
+
+    def alike(self, region: Region) -> list[Tensor]:
+        """The instances in groups, each bounded on one form of the networks: what masks hide is negligible, or not."""
+        hides = self.hides(region)
+        return [part for part in (hides.nonzero()[:, 0], (~hides).nonzero()[:, 0]) if len(part)]
+
+    @cached_property
+    def visible(self) -> Joined:
+        """The networks without what finite masks hide."""
+        return Joined(tuple(each.visible for each in self.graphs))
+
+    def over(self, region: Region) -> Joined:
+        """The networks without what masks hide, where that is negligible over all of these regions."""
+        return self.visible if bool(self.hides(region).all()) else self
+
     def to(self, device: torch.device) -> Joined:
         """The same on another device."""
         return Joined(tuple(each.to(device) for each in self.graphs))
@@ -89,6 +126,12 @@ class Joined:
     def probabilities(self, x: Tensor) -> Tensor:
         """Mean class probabilities ``[B, K]``."""
         return torch.stack([each.graph(x) for each in self.graphs]).sum(0) / self.networks
+
+
+def _terms(graph: Graph, index: int) -> tuple[int, ...]:
+    """The softmaxes that a node is the sum of, in the order in which they were added up."""
+    node = graph.nodes[index]
+    return tuple(i for j in node.inputs for i in _terms(graph, j)) if isinstance(node.operator, Add) else (index,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +144,14 @@ class Layered:
     def classes(self) -> int:
         """The number of classes."""
         return self.stacks[0].classes
+
+    def alike(self, region: Region) -> list[Tensor]:
+        """The instances in groups that are bounded alike: all of them."""
+        return [torch.arange(region.size, device=region.lower.device)]
+
+    def over(self, region: Region) -> Layered:
+        """Itself: there are no masks."""
+        return self
 
     def to(self, device: torch.device) -> Layered:
         """The same on another device."""

@@ -38,6 +38,9 @@ _GRACE = 10.0
 class Asked(Protocol[R_co]):
     """A question about numbered instances; it can travel to another process."""
 
+    def apart(self, batch: Tensor) -> Sequence[Tensor]:
+        """The instances of a batch in groups to be answered one by one, so that no answer depends on its company."""
+
     def answer(self, batch: Tensor) -> Sequence[R_co]:
         """A record for each of these instances; a deadline or an interrupt leaves the best found so far."""
 
@@ -116,7 +119,8 @@ def answered(asked: Asked[R], batch: Tensor) -> dict[int, R]:
         return {i: asked.nothing(i, why_stopped()) for i in numbers}
     began, cpu = time.monotonic(), time.process_time()
     try:
-        found = dict(zip(numbers, asked.answer(batch), strict=True))
+        parts = asked.apart(batch)
+        found = {i: one for part in parts for i, one in zip(part.tolist(), asked.answer(part), strict=True)}
         return shared_costs(found, time.process_time() - cpu, time.monotonic() - began)
     except KeyboardInterrupt:
         interrupt()

@@ -264,6 +264,10 @@ class Samples:
     edges: np.ndarray | None = None
     attack: ScoreAttack | None = None
 
+    def apart(self, batch: Tensor) -> list[Tensor]:
+        """The samples of a batch in groups whose networks are bounded in one form."""
+        return [batch[part.cpu()] for part in self.finder.bounded.alike(self.region.take(batch.to(self.x.device)))]
+
     def answer(self, batch: Tensor) -> list[Sample]:
         """The ranges of the samples of a batch, and what attacks reached."""
         here, deadline = batch.to(self.x.device), self.limits.for_batch(len(batch))

@@ -17,7 +17,7 @@ from ..boxes import as_index
 from ..deadlines import OUT_OF_TIME, TimeLimits, deadline_after, interrupted, interruptible, passed, seconds_left
 from ..devices import device_of, moved
 from ..errors import InvalidInput
-from ..formats.inputs import fit_inputs, warn_of_labels, warn_of_units
+from ..formats.inputs import fit_inputs, warn_of_labels, warn_of_region
 from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
@@ -324,7 +324,7 @@ class _Case:
     def region(self, perturbation: AnyPerturbation, dtype: torch.dtype) -> Region:
         """The perturbed inputs, with a warning where everything is one of them."""
         asked = as_perturbation(perturbation)
-        warn_of_units(self.exact, asked)
+        warn_of_region(self.exact, asked)
         return asked.around(self.exact, dtype=dtype)
 
     def margins(self, property: str, targets: Sequence[int] | None) -> Margins:
@@ -355,6 +355,9 @@ class _Asked:
         """How many instances fit into memory at once."""
         width = self.networks.graphs[0].structure.width(len(self.case.graph.nodes) - 1)
         return min(_BATCH, max(1, self.effort.memory // (8 * 4 * width)))
+
+    def apart(self, batch: Tensor) -> list[Tensor]:
+        return [batch[part.cpu()] for part in self.networks.alike(self.region.take(batch))]
 
     def answer(self, batch: Tensor) -> list[Record]:
         case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)

@@ -17,7 +17,7 @@ from ..bounds.rounding import check_rounding
 from ..deadlines import TimeLimits
 from ..devices import device_of
 from ..errors import InvalidInput, ModelError
-from ..formats.inputs import fit_inputs, refuse_fixed_batch, warn_of_units
+from ..formats.inputs import fit_inputs, refuse_fixed_batch, warn_of_region
 from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..graph.graph import Graph
@@ -224,7 +224,7 @@ def verify_uncertainty(
     kind = find_method(method, SCORES)
     bounded, how = prepare(networks, kind, bound, separate, rounding, place)
     x, label = check_inputs(x, label, bounded.classes, networks)
-    warn_of_units(x, perturbation)
+    warn_of_region(x, perturbation)
     x, label = x.to(place), label.to(place)
     attack = attack or ScoreAttack(seed=seed)
     region = perturbation.around(x)
@@ -253,6 +253,9 @@ class _Asked:
     limits: TimeLimits
     seed: int
     proofs: bool
+
+    def apart(self, batch: Tensor) -> list[Tensor]:
+        return [batch[part.cpu()] for part in self.bounded.alike(self.region.take(batch.to(self.x.device)))]
 
     def answer(self, batch: Tensor) -> list[ScoreRecord]:
         """The attack, then the best bound; a deadline leaves the best found so far."""

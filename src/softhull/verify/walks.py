@@ -133,7 +133,7 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
     gap = claims.offsets[row, instance] - found.bound
     relaxed, apart = (Bilinear, Softmax, Elementwise), (Normalized,)
     by_steps = found.lost(relaxed, apart)
-    by_products = found.lost(relaxed, apart, first - 1)
+    by_products = found.lost(relaxed, (), first - 1)
     moving = curved.clone()
     # A loss that is not a number says nothing against trying.
     curved[instance], moving[instance] = ~(by_products <= gap), ~(by_steps <= gap)
@@ -438,14 +438,15 @@ class Quadratics(Walks):
         if not len(left) or len(self.second) != 1 or len(self.second[0]) != 1:
             return None
         second = self.second[0][0]
-        if second is None or second.forms.noise_count > LARGEST:
+        if second is None:
+            return None
+        some = second.bounds.region.lower.new_ones(1, *second.bounds.graph.output_shape)
+        if second.quadratic(some, self.places(left[:1])).work > LARGEST:
             return None
         bounds = second.bounds.take(self.places(left))
         try:
             wider = SecondOrderBounds.of(bounds, rectified=True)
         except (SofthullError, torch.linalg.LinAlgError):
-            return None
-        if wider.forms.noise_count > LARGEST:
             return None
         kept = Kept() if work.effort.proofs else None
         seen = replace(self, instances=left, bounds=(wider.bounds,), second=((wider,),), pairs=None)

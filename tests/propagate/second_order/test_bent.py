@@ -60,7 +60,7 @@ def test_gradient_steps_hold_and_gain(norm):
     rng = np.random.default_rng(2)
     graph = attention(rng)
     x = torch.from_numpy(rng.normal(size=(2, *graph.input_shape)))
-    eps = {math.inf: 0.1, 2: 0.3, 1: 0.5}[norm]
+    eps = {math.inf: 0.1, 2: 0.5, 1: 0.5}[norm]
     bounds = LinearBounds(graph, Perturbation(eps, norm=norm).around(x), SecondOrder().linear)
     rows = torch.tensor([[[1.0, -1, 0]], [[0, 1, -1]]], dtype=torch.float64)
     never, both = torch.full((2,), math.inf, dtype=torch.float64), torch.arange(2)

@@ -59,7 +59,11 @@ def test_affine_probabilities_hold(K, width):
         radius = (c.abs() * half[..., None, :]).sum(-1)
         return -radius, radius
 
-    found = affine_probabilities(at, differences, directions, reach)
+    def variance(p, weights):
+        c = torch.eye(K, dtype=p.dtype) - p[..., None, :]
+        return (weights * reach(c)[1].square()).sum(-1)
+
+    found = affine_probabilities(at, differences, directions, reach, variance)
     assert bool((found.slope.sum(-1).abs() < 1e-12).all())
     for i in range(60):
         share = torch.from_numpy(rng.uniform(-1, 1, size=at.shape))
@@ -68,6 +72,71 @@ def test_affine_probabilities_hold(K, width):
         assert bool(((x.softmax(-1) - claimed).abs() <= found.error + ROUNDING).all())
     if width < 1:
         assert bool((found.error < 0.25 * width).all())
+
+
+def _noise(rng, shape, norm, inputs):
+    """Noise at the rim of what is possible: the first of it in a ball, often at a corner."""
+    eps = torch.from_numpy(rng.uniform(-1, 1, size=shape)).sign()
+    own = torch.from_numpy(rng.normal(size=(*shape[:-1], inputs)))
+    if norm == 2:
+        eps[..., :inputs] = own / own.norm(dim=-1, keepdim=True)
+    elif norm == 1:
+        own = own * torch.from_numpy(rng.uniform(size=own.shape) < 0.4)
+        eps[..., :inputs] = own / own.abs().sum(-1, keepdim=True).clamp(min=1e-300)
+    return eps
+
+
+@pytest.mark.parametrize("norm", [math.inf, 2, 1])
+@pytest.mark.parametrize("scale", [0.0, 1e-160, 1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lengths_are_no_shorter(norm, scale, dtype):
+    rng = np.random.default_rng(2)
+    slopes, noise = (scale * _numbers(rng, 3, 4, 11)).to(dtype), Noise(8, norm)
+    most = noise.length(slopes).double()
+    for _ in range(200):
+        eps = _noise(rng, (3, 11), norm, 8)
+        value = (slopes.double() @ eps[..., None])[..., 0]
+        unit = scale or 1.0  # squares of tiny numbers vanish
+        assert bool(((value / unit).norm(dim=-1) * (1 - 1e-15) <= most / unit).all())
+    if norm == 2:  # the length is attained, up to the noise outside the ball
+        singular = torch.linalg.svdvals(slopes[..., :8].double())[..., 0]
+        others = slopes[..., 8:].double().abs().sum(-1).norm(dim=-1)
+        assert bool((most <= (singular + others) * (1 + 1e-3) + 1e-17).all())
+
+
+@pytest.mark.parametrize("norm", [2, 1])
+@pytest.mark.parametrize("width", [1e-6, 0.3, 2.0, 30.0])
+def test_affine_probabilities_know_the_logits_together(norm, width):
+    """Logits that share a ball: nothing is violated, and the error is below that of the box around them."""
+    rng = np.random.default_rng(3)
+    K, inputs, noise = 9, 20, Noise(20, norm)
+    at, slopes = _numbers(rng, 2, 3, K), width * _numbers(rng, 2, 3, K, inputs + 2) / math.sqrt(inputs)
+    slopes[..., inputs:] *= 0.01
+
+    def reach(c):
+        radius = noise.radius(c @ slopes)
+        return -radius, radius
+
+    def variance(p, weights):
+        c = torch.eye(K, dtype=p.dtype) - p[..., None, :]
+        return noise.length(weights.sqrt()[..., None] * (c @ slopes)).square()
+
+    eye = torch.eye(K, dtype=at.dtype)
+    apart = noise.radius((eye[:, None] - eye) @ slopes[..., None, :, :])
+    middle = at[..., :, None] - at[..., None, :]
+    found, alone = (
+        affine_probabilities(at, (middle - apart, middle + apart), tangent_directions(at), reach, together)
+        for together in (variance, lambda p, weights: torch.full_like(p[..., 0], math.inf))
+    )
+    assert bool((found.error <= alone.error).all())
+    if width == 0.3:
+        assert bool((found.error < 0.8 * alone.error).any())
+    for i in range(200):
+        s = (slopes @ _noise(rng, (2, 3, inputs + 2), norm, inputs)[..., None])[..., 0] * (
+            rng.uniform() if i % 2 else 1
+        )
+        claimed = found.value + (found.slope @ s[..., None])[..., 0]
+        assert bool((((at + s).softmax(-1) - claimed).abs() <= found.error + ROUNDING).all())
 
 
 @pytest.mark.parametrize("norm", [math.inf, 2])

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...graph.rounding import share
+from ...graph.rounding import share, underflow
 from ...regions import Region
 
 
@@ -36,6 +36,29 @@ class Noise:
         own, others = slope[..., : self.inputs], slope[..., self.inputs :]
         length = own.norm(dim=-1) if self.norm == 2 else own.abs().amax(-1)
         return (torch.minimum(length, own.abs().sum(-1)) + others.abs().sum(-1)) * outward
+
+    def length(self, slopes: Tensor) -> Tensor:
+        """At least the largest Euclidean norm of ``slopes [..., N, n] @ eps``."""
+        N, n = slopes.shape[-2:]
+        found = self.radius(slopes).square().sum(-1).sqrt()  # each of them at its own worst
+        if self.norm != math.inf:
+            own, others = slopes[..., : self.inputs], slopes[..., self.inputs :]
+            together = self._stretch(own) + others.abs().sum(-1).square().sum(-1).sqrt()
+            found = torch.minimum(found, together)
+        # Squares may vanish.
+        return found * (1 + share(n + N, slopes.dtype)) + 2 * math.sqrt(n * N * underflow(slopes.dtype))
+
+    def _stretch(self, slopes: Tensor) -> Tensor:
+        """The same for noise in the ball alone."""
+        if self.norm == 1:  # a convex function is largest at a corner
+            return slopes.square().sum(-2).amax(-1).sqrt()
+        N, n = slopes.shape[-2:]
+        gram = slopes @ slopes.mT
+        usable = gram.isfinite().flatten(-2).all(-1)
+        most = torch.linalg.eigvalsh(torch.where(usable[..., None, None], gram, 0.0))[..., -1]
+        # Rounding of the inner products, and of eigenvalues by orthogonal steps.
+        most = most + 4 * share(n + N * N, slopes.dtype) * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return torch.where(usable, most.clamp(min=0), math.inf).sqrt()
 
     def ball(self, n: int, device: torch.device) -> Tensor | None:
         """The mask ``[n]`` of the noise in an l_2 ball (an l_1 ball lies in it), or None."""

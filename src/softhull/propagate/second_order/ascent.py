@@ -15,12 +15,12 @@ from .. import softmax_steps as softmaxes
 from ..free import Free
 from ..optimize import Chosen
 from ..structure import pieces, positions
+from .affine_form import Noise
 from .dual import cost, fixed_point, levelled, maximise
-from .quadratic import DenseQuadratic
 from .specification import Quadratic, SecondOrderBounds, bound_quadratic, over_pairs
 
-# Noise numbers up to which a step, some ten factorisations of their matrix, is worth its time.
-LARGEST = 512
+# Multiplications of one factorisation up to which a step, some ten of them, is worth its time.
+LARGEST = 1 << 27
 # After so many steps the bound is taken, which may be the proof.
 _OFTEN = 10
 
@@ -72,22 +72,20 @@ def _ascended(
                     if kept is not None:
                         chosen.see(free, (low > best)[None], positions(rows), len(rows))
                     best = torch.maximum(best, low)
-                if step == steps or bool((best > target).all()):
+                if step == steps or bool((best > target).all()) or quadratic.work > LARGEST:
                     break
-            value, d = _value(quadratic, noise.norm, noise.inputs, d)
+            value, d = _value(quadratic, noise, d)
             free.ascend(torch.where(value.isfinite(), value, 0.0).sum(), rate * (1 - step / steps))
     return best
 
 
-def _value(found: Quadratic, norm: float, inputs: int, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _value(found: Quadratic, noise: Noise, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The dual bound ``[P]`` at multipliers near the best ones, as a function of the parameters, and these."""
-    B, _ = found.dense()
-    if norm == 1:
-        return found.constant + over_pairs(found.linear, B, inputs), None
-    n = found.linear.shape[1]
-    ball = None if norm == math.inf else torch.arange(n, device=B.device) < inputs
+    if noise.norm == 1:
+        return found.constant + over_pairs(found.linear, found.dense()[0], noise.inputs), None
+    ball = noise.ball(found.linear.shape[1], found.linear.device)
     with torch.no_grad():
-        problem = DenseQuadratic(found.linear.detach(), B.detach(), ball)
+        problem, _ = found.detached().problem(ball)
         never = found.constant.new_full(found.constant.shape, math.inf)
         d = maximise(problem, 12, never)[1] if d is None else d
         d = torch.where(d.isfinite(), d, problem.row_sums() + found.linear.abs())
@@ -97,7 +95,8 @@ def _value(found: Quadratic, norm: float, inputs: int, d: Tensor | None) -> tupl
                 break
             d = torch.where(solved.feasible[:, None], d, levelled(1.3 * d + 0.02 * problem.row_sums(), ball))
         d = fixed_point(problem, d, solved)
-    factor, info = torch.linalg.cholesky_ex(problem.shifted(d) + (B - B.detach()))
-    y = torch.cholesky_solve(found.linear[..., None], factor)[..., 0]
-    value = found.constant - cost(d, ball) - (found.linear * y).sum(-1) / 4
-    return torch.where(info == 0, value, -math.inf), d
+        solved = problem.solve(d)
+        # The bound is the least Lagrangian; what moves its minimiser does not change it.
+        at = -solved.x
+    value = found.at(at) + (d * at.square()).sum(-1) - cost(d, ball)
+    return torch.where(solved.feasible, value, -math.inf), d

@@ -22,6 +22,7 @@ from ...graph.rounding import share, ulps, underflow
 from ..crown import LinearBounds
 from ..free import Free
 from .affine_form import AffineForm, Basis
+from .terms import Term
 
 
 class Bent:
@@ -51,7 +52,7 @@ class Bent:
         self.bend = torch.where(crossing, self.bend, 0.0)
         known = (lower >= 0) | (upper <= 0) | rising  # a rectifier is at least 0, but may be anything above that
         self.offset = torch.where(crossing, offset, torch.where(known, 0.0, math.inf))
-        self.low, self.high = low, high
+        self.low, self.high, self.crossing = low, high, crossing
 
     def linear(self) -> tuple[Tensor]:
         """The coefficients on what the rectifiers are applied to, ``[1, P, *shape]``."""
@@ -73,6 +74,12 @@ class Bent:
             each = each + 4 * terms * bend * spread.square()
             cost = torch.where(A == 0, 0.0, A.abs() * each).flatten(1).sum(1)
         return (constant - cost)[None]
+
+    def term(self) -> Term:
+        """The squares by the rectifiers that are bent."""
+        crossing = self.crossing.flatten(1).any(0).nonzero()[:, 0]
+        slope, bend = self.form.slope.flatten(2)[..., crossing], (self.A * self.bend).flatten(1)[:, crossing]
+        return Term(slope.mT.expand(len(bend), -1, -1), torch.diag_embed(bend))
 
     def matrix(self) -> Tensor:
         """The symmetric matrix ``[P, r, r]`` of the squares over the basis."""

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from ...graph.graph import Graph
-from ...graph.operator import Bilinear, Elementwise, Interval
+from ...graph.operator import Bilinear, Elementwise, Interval, Operator
 from ...graph.ops.matmul import MatMul
+from ...graph.ops.normalize import Normalized
 from ...graph.ops.relu import Relu
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
+from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm, Basis, input_form
 from .logits import LogitRows, ProductLogits
 from .remainders import Gauge
@@ -78,6 +80,7 @@ class Forms:
         self.forgotten = 0  # products whose factors did not fit
         self.errors: dict[int, Tensor] = {}  # radii of the fresh noise of probabilities
         self.logits: dict[int, LogitRows] = {}
+        self.parallel: dict[int, DensePlanes] = {}  # planes of a softmax that know the noise of its logits together
         # Where asked for, by rectifier: the form of what it is applied to, and the number of its basis.
         self.rectified: dict[int, tuple[AffineForm, int]] = {}
         nodes = enumerate(self.graph.nodes)
@@ -89,7 +92,7 @@ class Forms:
     def build(self) -> Self:
         """All forms that are needed, first to last; at the end the bounds know better differences."""
         bounds = self.bounds
-        products = {i for i, node in enumerate(self.graph.nodes) if isinstance(node.operator, Bilinear)}
+        products = {i for i, node in enumerate(self.graph.nodes) if collected(node.operator)}
         asking = products | self._rectifiers
         needed = needed_forms(self.graph, asking)
         last_use = last_uses(self.graph, needed, asking)
@@ -229,7 +232,7 @@ class Forms:
         node = self.graph.nodes[index]
         if index in self._rectifiers:
             self.rectified[index] = self._forms[node.inputs[0]], self.current
-        if not isinstance(node.operator, Bilinear):
+        if not collected(node.operator):
             return
         x, y = (self._forms[i] for i in node.inputs)
         self.factors[index] = Factors(x, y, self.current)
@@ -336,6 +339,14 @@ class Forms:
         for slope in slopes:
             used[:, : slope.shape[-1]] |= (slope != 0).flatten(1, -2).any(1)
         return whole if bool(used.all()) else Gauge(basis, self.noise, used)
+
+
+def collected(operator: Operator) -> bool:
+    """Whether the deviations of both factors of a product go into the quadratic.
+
+    Those of normalised rows do not: the plane that a walk chooses for a row is better than its tangent at the centre.
+    """
+    return isinstance(operator, Bilinear) and not isinstance(operator, Normalized)
 
 
 def needed_forms(graph: Graph, asking: set[int]) -> set[int]:

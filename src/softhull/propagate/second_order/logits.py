@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,18 @@ class ProductLogits:
         radius = self._radius(directions)
         return low - radius, high + radius
 
+    def variance(self, p: Tensor, weights: Tensor) -> Tensor:
+        """At least the largest ``sum_j weights_j (s_j - sum_i p_i s_i)^2`` of every row, ``s = x - at``: ``[B, rows]``.
+
+        ``p`` and ``weights`` are ``[B, rows, K]``. Lengths add up: what the noise moves, and the remainder of products.
+        """
+        K = self.at.shape[-1]
+        c = torch.eye(K, dtype=p.dtype, device=p.device) - p[..., None, :]
+        low, high = self.remainder(c)
+        left = (weights * torch.maximum(low.abs(), high.abs()).square()).sum(-1).sqrt()
+        moved = self._over_noise(c, lambda slope, w: self.forms.noise.length(w.sqrt()[..., None] * slope), weights)
+        return ((moved + left) * (1 + share(2 * K, p.dtype))).square()
+
     def rows(self, known: Interval | None) -> LogitRows:
         """All differences within the rows, met with what is known of them."""
         K = self.at.shape[-1]
@@ -171,12 +184,18 @@ class ProductLogits:
         return LogitRows(self.at, self.slope, remainder, differences, self.forms.current)
 
     def _radius(self, directions: Tensor) -> Tensor:
-        """A few rows at once over the noise: with many directions that is less work than over the basis."""
+        return self._over_noise(directions, self.forms.noise.radius)
+
+    def _over_noise(self, directions: Tensor, measure: Callable[..., Tensor], *others: Tensor) -> Tensor:
+        """A measure of slopes ``[B, rows, N, n]`` over the noise, and of ``others [B, rows, ...]`` beside them.
+
+        A few rows at once: with many directions that is less work than over the basis.
+        """
         B, rows, K, r = self.slope.shape
         over_noise = self.forms.basis.over_noise(self.slope.reshape(B, rows * K, r)).unflatten(1, (rows, K))
         together = max(1, _NEAR // (directions[:, 0].numel() // K * over_noise.shape[-1]))
-        parts = zip(directions.split(together, 1), over_noise.split(together, 1))
-        return torch.cat([self.forms.noise.radius(some @ slope) for some, slope in parts], 1)
+        parts = zip(*(t.split(together, 1) for t in (directions, over_noise, *others)))
+        return torch.cat([measure(some @ slope, *beside) for some, slope, *beside in parts], 1)
 
     def combined(self, c: Tensor) -> tuple[Tensor, Interval]:
         """Slopes over the basis of ``c . (x - at)``, and the range of what they leave out."""

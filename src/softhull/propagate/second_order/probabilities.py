@@ -41,16 +41,22 @@ def tangent_directions(at: Tensor) -> Tensor:
 
 
 def affine_probabilities(
-    at: Tensor, differences: Interval, directions: Tensor, reach: Callable[[Tensor], Interval]
+    at: Tensor,
+    differences: Interval,
+    directions: Tensor,
+    reach: Callable[[Tensor], Interval],
+    variance: Callable[[Tensor, Tensor], Tensor],
 ) -> AffineProbabilities:
     """Affine functions close to softmax over all logits x with ``lower <= x_j - x_k <= upper`` (``[..., j, k]``).
 
     ``directions`` are those of ``tangent_directions(at)``; ``reach(directions)`` bounds ``directions_k . (x - at)``,
-    at least as well as the differences do.
+    at least as well as the differences do, and ``variance(p, w)`` bounds ``sum_j w_j (s_j - sum_i p_i s_i)^2`` with
+    ``s = x - at``.
 
     Above, ``p_k = sigmoid(v_k)`` and ``v_k`` is concave, so ``p_k <= sigmoid(z)`` with z its tangent; the best offset
     for a slope is found among three points. Below, for a reference J, ``p_k >= F(y, s)`` with ``y = x_k - x_J`` and
-    chords in s (``softmax-hull``), whose planes have exact offsets for any slopes.
+    chords in s (``softmax-hull``), whose planes have exact offsets for any slopes. Those know the logits one by one; a
+    Taylor remainder knows them together, and is better where they cannot all be far from ``at`` at once.
     """
     K = at.shape[-1]
     low, high = reach(directions)
@@ -65,10 +71,13 @@ def affine_probabilities(
     chord = torch.where(wide, (torch.sigmoid(z_high) - torch.sigmoid(z_low)) / torch.where(wide, width, 1.0), tangent)
     best = AffineProbabilities(at, p, torch.zeros_like(directions), torch.full_like(p, torch.inf))
     from_below = _Below(at, differences, directions)
+    remainder = _remainder(at, v, z_high, differences, variance)
     for share in _SLOPES:
         rate = (chord + share * (tangent - chord)).clamp(0, 0.25)
         above = _largest_excess(rate, v, z_low, z_high)
-        below = from_below.least(rate, v)
+        tilt = tangent - rate
+        tangential = p - remainder + torch.minimum(tilt * low, tilt * high)
+        below = torch.maximum(from_below.least(rate, v), torch.where(tangential.isfinite(), tangential, -torch.inf))
         # value + rate * (z - v) +- error
         sizes = 1 + rate * (z_low.abs() + z_high.abs() + v.abs())
         error = (above - below) / 2 + ulps(_OPERATIONS, p.dtype) * sizes
@@ -80,6 +89,26 @@ def affine_probabilities(
             torch.where(better, error, best.error),
         )
     return best
+
+
+def _remainder(
+    at: Tensor, v: Tensor, highest: Tensor, differences: Interval, variance: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """How far ``p_k`` may lie below its tangent at ``at``: ``[..., K]``.
+
+    Along ``at + t s`` the second derivative of ``p_k`` is ``p_k ((s_k - m)^2 - var)``, where m and var are mean and
+    variance of s under p. So ``p_k`` is at least its tangent less half of the largest ``p_k var``, and the variance is
+    at most the mean square of the distances from any number: here the mean of s under the probabilities at ``at``.
+    On the way to x no difference leaves the interval between those of ``at`` and of x, and the log-odds stay below
+    their tangent.
+    """
+    apart = torch.minimum(differences[0], at[..., :, None] - at[..., None, :])  # x_j - x_k at least
+    eye = torch.eye(at.shape[-1], dtype=torch.bool, device=at.device)
+    others = apart.masked_fill(eye, -torch.inf).logsumexp(-2)
+    most = torch.sigmoid(torch.minimum(torch.maximum(highest, v), -others)).clamp(max=1)
+    most = most * (1 + ulps(_OPERATIONS, at.dtype) * (1 + others.abs() + highest.abs())) + underflow(at.dtype)
+    found = most * variance(at.softmax(-1), most)[..., None] / 2
+    return found * (1 + ulps(8, at.dtype)) + underflow(at.dtype)
 
 
 def _largest_excess(rate: Tensor, v: Tensor, low: Tensor, high: Tensor) -> Tensor:

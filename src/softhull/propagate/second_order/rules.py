@@ -16,10 +16,11 @@ from ...errors import SofthullError
 from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator
 from ...graph.ops.log_sum_exp import LogSumExp
 from ...graph.ops.matmul import MatMul
-from ...graph.ops.normalize import InverseDeviation
+from ...graph.ops.normalize import InverseDeviation, Normalized
 from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import outward, ulps
+from ...graph.rounding import largest, outward, ulps
+from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm
 from .elementwise import parallel_band
 from .logits import ProductLogits
@@ -57,6 +58,7 @@ def _(operator: Affine, forms: Forms, index: int) -> AffineForm:
         # The constant was subtracted from the slope of every basis entry.
         often = forms.basis.reach.sum(-1).reshape(-1, *[1] * (centre.ndim - 1))
         error = error * (1 + forms.share(terms)) + forms.share(terms + 2) * (sizes + 2 * often * constant)
+    error = error + operator.slack
     return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
 
 
@@ -76,7 +78,11 @@ def _(operator: Elementwise, forms: Forms, index: int) -> AffineForm:
 
 @affine_form.register(Bilinear)
 def _(operator: Bilinear, forms: Forms, index: int) -> AffineForm:
-    """The tangent of the product at the centres, and its remainder as noise."""
+    return forms.with_noise(*_product(operator, forms, index))
+
+
+def _product(operator: Bilinear, forms: Forms, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The tangent of the product at the centres: centre and slope, the radius of its remainder, what rounding costs."""
     x, y = (_summing_to_one(forms, i) for i in forms.graph.nodes[index].inputs)
     r = forms.basis.size
     slopes = [form.padded(r) for form in (x, y)]
@@ -96,7 +102,22 @@ def _(operator: Bilinear, forms: Forms, index: int) -> AffineForm:
     sizes = [form.size(forms.basis) for form in (x, y)]
     error = 4 * forms.share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
     error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
-    return forms.with_noise(centre, slope, (high - low) / 2 + error, torch.zeros_like(error))
+    return centre, slope, (high - low) / 2, error
+
+
+@affine_form.register(Normalized)
+def _(operator: Normalized, forms: Forms, index: int) -> AffineForm:
+    """As a product; constant where its box, which never leaves the normalised ball, is narrower."""
+    centre, slope, radius, error = _product(operator, forms, index)
+    least, most = forms.bounds.rough(index)
+    half = (most - least) / 2 + ulps(4, least.dtype) * largest(least, most)
+    flat = ~(forms.radius(AffineForm(centre, slope, error)) + radius <= half)
+    return forms.with_noise(
+        torch.where(flat, least + (most - least) / 2, centre),
+        torch.where(flat[:, None], 0.0, slope),
+        torch.where(flat, half, radius),
+        torch.where(flat, 0.0, error),
+    )
 
 
 def _remainders(forms: Forms, x: Tensor, y: Tensor) -> Interval:
@@ -168,11 +189,14 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     at, differences = logits.at, rows.differences
     if masked is not None:
         at, differences = _far_below(masked[..., shown], at, differences)
-    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach)
+    affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach, logits.variance)
     leak = torch.zeros_like(at[..., :1])
     if masked is not None:
         leak = _by_rows(operator.leak(lower, upper), axis)
         affine = _leaking(masked[..., shown], affine, leak)
+    if len(shown) == len(seen):
+        below, above = affine.value - affine.error, affine.value + affine.error
+        forms.parallel[index] = DensePlanes(affine.at, below, above, affine.slope, affine.slope)
     slope, (low, high) = logits.combined(affine.slope)
     value, error = affine.value + (low + high) / 2, affine.error + (high - low) / 2
     if len(shown) < len(seen):

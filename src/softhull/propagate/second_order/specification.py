@@ -10,6 +10,7 @@ quadratic of the noise, exactly, and is kept. In the end
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,12 +28,13 @@ from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
-from .dual import bound, maximise, vertex_minimiser
+from .dual import Problem, bound, maximise, vertex_minimiser
 from .fitted_rows import FittedRows
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic
 from .row_fit import CELLS
+from .terms import THIN, Term, together
 
 _NEAR = 1 << 22  # bytes
 _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
@@ -53,6 +55,31 @@ class Quadratic:
         """The same numbers, no longer functions of free parameters."""
         matrices = [matrix.detach() for matrix in self.matrices]
         return Quadratic(self.constant.detach(), self.linear.detach(), self.bases, matrices)
+
+    def at(self, noise: Tensor) -> Tensor:
+        """Its values ``[P]`` at some noise ``[P, n]``, to nearest."""
+        value = self.constant + (self.linear * noise).sum(1)
+        for basis, c in zip(self.bases, self.matrices):
+            z = (basis.map @ noise[:, basis.numbered(), None])[..., 0]
+            value = value + (z * (c @ z[..., None])[..., 0]).sum(1)
+        return value
+
+    @property
+    def work(self) -> int:
+        """About how many multiplications one step towards a bound on it takes."""
+        n = self.linear.shape[1]
+        return n * min(n, sum(basis.size for basis in self.bases)) ** 2
+
+    def problem(self, ball: Tensor | None) -> tuple[Problem, Tensor]:
+        """What is to be minimised over the noise, ``ball [n]`` of it in an l_2 ball, in the form that costs least, and
+        a bound ``[P]`` on what rounding may have cost it on the way there."""
+        n = self.linear.shape[1]
+        if sum(basis.size for basis in self.bases) < 0.6 * n:
+            return LowRankQuadratic(self.linear, *self.joined(), ball), torch.zeros_like(self.constant)
+        if n < _LARGE:
+            B, lost = self.dense()
+            return DenseQuadratic(self.linear, B, ball), lost
+        return BlockQuadratic(self.linear, self.bases, self.matrices, ball), torch.zeros_like(self.constant)
 
     def corner(self) -> Tensor:
         """A corner of the noise ``[P, n]`` where the quadratic is small."""
@@ -103,9 +130,12 @@ class SecondOrderBounds:
         are applied to, so that free parameters may bend the lines around these.
         """
         forms = Forms(bounds, memory, rectified).build()
+        bounds = forms.bounds
         for index in forms.errors:  # found once here, taken along by every piece of work
-            softmaxes.row_planes(forms.bounds, index)
-        return SecondOrderBounds(forms.bounds, forms)
+            softmaxes.row_planes(bounds, index)
+            if index in forms.parallel:
+                bounds = softmaxes.meeting(bounds, index, forms.parallel[index])
+        return SecondOrderBounds(bounds, forms)
 
     def knowing(self, knowledge: Knowledge) -> SecondOrderBounds:
         """The same with other knowledge for its linear walks."""
@@ -139,15 +169,14 @@ class SecondOrderBounds:
         linear = rows.new_zeros(P, forms.noise_count)
         linear[:, : forms.noise.inputs] = (on_input * radius).flatten(1)
         rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant.abs()
-        for number in (fit.logits.basis for fit in walk.fits):
-            if number not in walk.matrices:
-                size = walk.bases[number].size
-                walk.matrices[number] = rows.new_zeros(P, size, size)
+        for number in {fit.logits.basis for fit in walk.fits} | walk.thin.keys() & walk.matrices.keys():
+            walk.thicken(number)
+        thin = [together(walk.bases[number], terms) for number, terms in walk.thin.items()]
         found = Quadratic(
             constant + (on_input * centre).flatten(1).sum(1) - bounds.share(centre[0].numel()) * rounded,
             linear,
-            [walk.bases[number].densified() for number in walk.matrices],
-            list(walk.matrices.values()),
+            [walk.bases[number].densified() for number in walk.matrices] + [basis for basis, _ in thin],
+            [*walk.matrices.values(), *(matrix for _, matrix in thin)],
         )
         for fit in walk.fits:
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
@@ -188,7 +217,8 @@ class SecondOrderBounds:
 class _Collecting(LinearWalk):
     """A linear walk that splits products whose factors have forms and, near given noise, fits rows of a softmax.
 
-    ``matrices [P, r, r]`` are the quadratics collected, by the number of their basis, ``fits`` the rows fitted.
+    ``matrices [P, r, r]`` are the quadratics collected, by the number of their basis, ``thin`` those of them that see
+    few combinations of it, ``fits`` the rows fitted.
     """
 
     def __init__(
@@ -198,6 +228,7 @@ class _Collecting(LinearWalk):
         self.forms, self.instances, self.near = forms, instances, near
         self.bases = {number: basis.take(instances) for number, basis in forms.bases.items()}
         self.matrices: dict[int, Tensor] = {}
+        self.thin: dict[int, list[Term]] = {}
         self.fits: list[FittedRows] = []
 
     def step(self, index: int, A: Tensor) -> Step:
@@ -208,12 +239,12 @@ class _Collecting(LinearWalk):
             number = factors.basis
             split = _Split(node.operator, A[0], factors, self.bases[number])
             backs, shift = split.linear()
-            self._add(number, split.matrix())
+            self._add(number, split.term(), split.matrix)
             return zip(node.inputs, backs), shift - split.charge()
         if self.free is not None and index in self.forms.rectified:
             form, number = self.forms.rectified[index]
             bent = Bent(self.bounds, index, A[0], form.take(self.instances), self.bases[number], self.free)
-            self._add(number, bent.matrix())
+            self._add(number, bent.term(), bent.matrix)
             return zip(node.inputs, bent.linear()), bent.shift()
         if self.near is not None and index in self.forms.logits:
             assert isinstance(node.operator, Softmax)
@@ -225,8 +256,22 @@ class _Collecting(LinearWalk):
                 return zip(node.inputs, on_logits), shift
         return super().step(index, A)
 
-    def _add(self, number: int, matrix: Tensor) -> None:
+    def _add(self, number: int, term: Term, matrix: Callable[[], Tensor]) -> None:
+        if term.rows <= THIN * self.bases[number].size:
+            self.thin.setdefault(number, []).append(term)
+        else:
+            self._add_matrix(number, matrix())
+
+    def _add_matrix(self, number: int, matrix: Tensor) -> None:
         self.matrices[number] = self.matrices[number] + matrix if number in self.matrices else matrix
+
+    def thicken(self, number: int) -> None:
+        """All that is collected of one basis becomes one matrix over it."""
+        size = self.bases[number].size
+        for term in self.thin.pop(number, []):
+            self._add_matrix(number, term.over(size))
+        if number not in self.matrices:
+            self.matrices[number] = self.bases[number].map.new_zeros(len(self.instances), size, size)
 
 
 def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) -> Tensor:
@@ -240,16 +285,13 @@ def bound_quadratic(found: Quadratic, noise: Noise, steps: int, target: Tensor) 
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
         return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost))
-    if sum(basis.size for basis in found.bases) < 0.6 * n:
-        problem = LowRankQuadratic(linear, *found.joined(), ball)
+    problem, lost = found.problem(ball)
+    if isinstance(problem, LowRankQuadratic):
         # Cheap enough to look for multipliers even where absolute sums are a proof; the sums are left where those fail.
         value = torch.maximum(maximise(problem, steps, goal)[0], problem.absolute_sums()[0])
-    elif n < _LARGE:
-        B, lost = found.dense()
-        value, _ = bound(DenseQuadratic(linear, B, ball), steps, goal + lost)
-        value = _sum_below(value, -lost)
     else:
-        value, _ = bound(BlockQuadratic(linear, found.bases, found.matrices, ball), min(steps, _FEW), goal)
+        steps = min(steps, _FEW) if isinstance(problem, BlockQuadratic) else steps
+        value = _sum_below(bound(problem, steps, goal + lost)[0], -lost)
     return _sum_below(found.constant, value)
 
 
@@ -340,7 +382,8 @@ class _Split:
         forms = (factors.x, factors.y)
         sizes = [form.size(self.basis) for form in forms]
         C = self.C.abs()[None]
-        entries = math.prod(self.C.shape[1:]) + math.prod(sizes[kept].shape[1:]) + self.slopes[0].shape[1]
+        # Over the basis, and then over the noise where a term stays thin.
+        entries = math.prod(self.C.shape[1:]) + math.prod(sizes[kept].shape[1:]) + 2 * self.slopes[0].shape[1]
 
         def met(other: Tensor) -> Tensor:
             """What meets an entry of the kept factor at most; a reference adds its own to all of its row."""
@@ -355,10 +398,23 @@ class _Split:
         share_of_all = 4 * share(entries, C.dtype)
         return (lost + share_of_all * total(sizes[kept] + 1, met(sizes[1 - kept])))[None]
 
+    def _deviations(self) -> tuple[Tensor, Tensor]:
+        """The slopes ``[P or 1, r, entries]`` of the kept factor, and those ``[P, r, entries]`` of what it meets."""
+        return self.slopes[self.kept].flatten(2), self.pull.flatten(2).transpose(0, 1)
+
+    def term(self) -> Term:
+        """The product of deviations by its factors: a sum over the entries that move and that something multiplies."""
+        slope, pull = self._deviations()
+        moving = ((slope != 0).any(1).any(0) & (pull != 0).any(1).any(0)).nonzero()[:, 0]
+        slope, pull = slope[..., moving].expand(len(pull), -1, -1), pull[..., moving]
+        half = torch.eye(len(moving), dtype=pull.dtype, device=pull.device) / 2
+        zero = torch.zeros_like(half)
+        swap = torch.cat((torch.cat((zero, half), 1), torch.cat((half, zero), 1)))
+        return Term(torch.cat((slope, pull), 2).mT, swap.expand(len(pull), *swap.shape))
+
     def matrix(self) -> Tensor:
         """The symmetric matrix ``[P, r, r]`` of the product of deviations over the basis."""
-        slope = self.slopes[self.kept].flatten(2)
-        pull = self.pull.flatten(2).transpose(0, 1)  # [P, r, entries]
+        slope, pull = self._deviations()
         found = slope @ pull.mT
         found = (found + found.mT) / 2
         missing = self.basis.size - found.shape[-1]
