@@ -15,7 +15,7 @@ from softhull.checker.balls import PRECISION, exact, zeros
 from softhull.checker.certificate import Refused
 from softhull.checker.check import region_of
 from softhull.checker.network import Networks, Softmax
-from softhull.checker.quadratic import Noise, ProductRanges, least, least_by_corners, semidefinite
+from softhull.checker.quadratic import Noise, ProductRanges, Squares, least, least_by_corners, root_above, semidefinite
 from softhull.checker.replay import Knowledge
 from softhull.data import bundled
 
@@ -64,7 +64,7 @@ def test_least_is_below_every_point(seed: int, norm: int) -> None:
     B, l_ = (B + B.T) / 2, rng.normal(size=n)
     d = np.abs(B).sum(1) * rng.choice([0.5, 1.0, 1.5])
     point = rng.normal(size=n) if seed % 2 else -np.linalg.solve(B + np.diag(d), l_) / 2
-    found = least(exact(l_), exact(B), d, point, noise)
+    found = least(exact(l_), Squares(None, exact(B)), d, point, noise)
     if found is None:
         assert np.linalg.eigvalsh(B + np.diag(d)).min() < 1e-9 * np.abs(B).max()
         return
@@ -78,12 +78,57 @@ def test_least_is_below_every_point(seed: int, norm: int) -> None:
 
 
 def test_least_wants_multipliers_that_prove() -> None:
-    B, l_ = exact(np.array([[0.0, 1.0], [1.0, 0.0]])), exact(np.zeros(2))
+    B, l_ = Squares(None, exact(np.array([[0.0, 1.0], [1.0, 0.0]]))), exact(np.zeros(2))
     assert least(l_, B, np.array([0.99, 0.99]), np.zeros(2), Noise(2, 0)) is None
     assert least(l_, B, np.array([-1.0, 4.0]), np.zeros(2), Noise(2, 0)) is None
     found = least(l_, B, np.array([1.0, 1.0 + 1e-9]), np.zeros(2), Noise(2, 0))
     assert found is not None
     assert -2.001 < float(found) <= -2  # the truth is -2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_combinations_prove_what_the_matrix_proves(seed: int) -> None:
+    """Squares of few combinations of the noise are covered by multipliers from a certain size on, and not before."""
+    rng = np.random.default_rng(seed)
+    n, r = int(rng.integers(4, 20)), int(rng.integers(1, 4))
+    U, C = rng.integers(-4, 5, (r, n)).astype(float), rng.integers(-4, 5, (r, r)).astype(float)
+    U[:, rng.integers(n)] = 0.0  # noise that no combination holds
+    C = C + C.T - 40 * np.eye(r)  # negative definite
+    few, dense = Squares(exact(U), exact(C)), U.T @ C @ U
+    assert (few.dense().astype(float) == dense).all()
+    e = rng.integers(-4, 5, n).astype(float)
+    assert (few.times(exact(e)).astype(float) == dense @ e).all()
+    d = np.abs(U).sum(0) + rng.uniform(0.1, 1, n) * (U != 0).any(0)
+    unit = np.where(d > 0, d, 1.0)
+    # Multipliers t d cover the squares for t from here on.
+    edge = -np.linalg.eigvalsh(dense / np.sqrt(np.outer(unit, unit))).min()
+    assert edge > 0
+    assert few.covered(exact(d * edge * (1 + 1e-9)))
+    assert not few.covered(exact(d * edge * (1 - 1e-9)))
+    assert Squares(None, exact(dense)).covered(exact(d * edge * (1 + 1e-9)))
+    missing = d * edge * 2
+    missing[np.flatnonzero(d)[0]] = 0.0
+    assert not few.covered(exact(missing))
+    found = least(exact(rng.normal(size=n)), few, -d, np.zeros(n), Noise(n, 0))
+    assert found is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_root_is_above(seed: int) -> None:
+    """``L L' - W`` is semidefinite in exact arithmetic, also where W is singular or of many scales."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 12))
+    scale = 2.0 ** rng.integers(-20, 20, n)
+    G = rng.integers(-8, 9, (n, max(1, n - 2))) * scale[:, None]
+    W = exact(G) @ exact(G.T)
+    L = root_above(W)
+    assert L is not None
+    assert (np.diagonal(L) > 0).all()
+    assert np.abs(L @ L.T - W.astype(float)).max(initial=0) <= 1e-9 * np.abs(W.astype(float)).max(initial=1)
+    left = (exact(L) @ exact(L.T) - W) / exact(np.outer(scale, scale))
+    assert semidefinite(left)
+    assert root_above(-W - exact(np.eye(n))) is None
+    assert root_above(W + arb(0, 1e9) * exact(np.outer(scale, scale))) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -158,7 +203,7 @@ def test_forms_hold(norm: str) -> None:
         if not isinstance(node, Softmax) or index >= proof.networks.probabilities[0].node:
             continue
         form = forms.rows(proof.networks.whole(index))
-        centre, slope = form.centre.astype(np.float64), form.slope.astype(np.float64)
+        centre, slope = form.centre.astype(np.float64), forms.over_noise(form.slope, form.basis).astype(np.float64)
         pairs, lower, upper = forms.differences(node)
         assert (upper > lower).all()
         for _ in range(20):

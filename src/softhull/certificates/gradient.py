@@ -79,6 +79,18 @@ class Followed:
         order[theirs] = mine
         return order
 
+    def activated(self, entries: Mapping[int, torch.Tensor]) -> dict[int, Indices]:
+        """For entries of nodes of the graph the places of what kinks and curves of the checker are applied to."""
+        found = {}
+        for index in self.twins:
+            node = self.proof.networks.nodes[index]
+            if isinstance(node, Kink | Curve):
+                orders = {source: self._order(source, self._at(node.x)) for source in entries}
+                for source, order in orders.items():
+                    if order is not None:
+                        found[index] = np.flatnonzero(np.isin(order, entries[source].numpy()))
+        return found
+
     def differ(self, apart: Mapping[int, Sequence[Chosen]]) -> None:
         """Claim the logit differences of every softmax as the run did, and derive its planes anew."""
         for index in [i for i in self.twins if self.twins[i][0] in apart]:
@@ -119,6 +131,10 @@ class Followed:
         if isinstance(node, Kink) and "slopes" in own:
             below = own["slopes"][:, 0].reshape(len(A), -1)[:, order]
             return {"slope": np.clip((below - node.slope) / (1 - node.slope), 0.0, 1.0)}
+        if isinstance(node, Kink) and "bend" in own and len(A) == 1:
+            slope, bend = (np.moveaxis(own[name], 0, 1).reshape(2, -1)[:, order] for name in ("slope", "bend"))
+            lower, upper = self.proof.known.box(node.x)
+            return {"slope": slope.copy(), "bend": bend / (3 * np.maximum(upper - lower, 1e-9))}
         if isinstance(node, Product) and "kept" in own:
             return self._keep_one(node, self.graph.nodes[twin], own, A)
         if len(A) > 1:

@@ -178,6 +178,10 @@ class Proof:
         self.steps.append({"claim": "planes", "tensor": name, "below": self.keep(below), "above": self.keep(above)})
         return number
 
+    def renew_lines(self) -> None:
+        """Choose the slopes of kinks and curves anew where they are used next, by the ranges known then."""
+        self._slopes, self._curves = {}, {}
+
     def contract(self, views: Sequence[View]) -> None:
         """Claim logit differences again, by contracted products, and derive the planes anew."""
         for index in self.before(views):
@@ -269,14 +273,22 @@ class Proof:
 
     def claim_sign(self, view: View, positive: bool, on_cuts: Floats | None = None) -> float:
         """Claim that a single output is positive (negative): how far it stays from zero."""
-        only = Places([0], 1)
-        rows = unit_rows(only) * (1 if positive else -1)
-        for self.products in ("planes", "contracted") if on_cuts is None else ("planes",):
-            values, rules = self.walk([(view, rows)], False, on_cuts)
+        return self.claim_end(view, 0, positive, ("planes", "contracted") if on_cuts is None else ("planes",), on_cuts)
+
+    def claim_end(
+        self, view: View, place: int, lower: bool, ways: Sequence[str] = ("planes",), on_cuts: Floats | None = None
+    ) -> float:
+        """Claim one end of the range of what stands at a place, an upper one as the lower one of its negative.
+
+        ``ways`` to pass products are tried until it is positive.
+        """
+        places = Places([place], view.size)
+        for self.products in ways:
+            values, rules = self.walk([(view, unit_rows(places) * (1 if lower else -1))], False, on_cuts)
             if values[0] > 0:
                 break
-        lower, upper = (values, np.full(1, np.inf)) if positive else (np.full(1, -np.inf), -values)
-        self.claim(view, only, lower, upper, self._how(rules, on_cuts))
+        low, high = (values, np.full(1, np.inf)) if lower else (np.full(1, -np.inf), -values)
+        self.claim(view, places, low, high, self._how(rules, on_cuts))
         return float(values[0])
 
     def _both(self, claim: str, view: View, rows: Balls, what: dict[str, Any], stops: bool) -> tuple[Floats, Floats]:

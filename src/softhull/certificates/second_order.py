@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flint import arb
 
-from ..checker.balls import Balls, Floats, magnitude, upper_floats
-from ..checker.network import Input, Product, Softmax, View
+from ..checker.balls import Balls, Floats, is_zero
+from ..checker.forms import Form
+from ..checker.network import Curve, Input, Kink, Product, Softmax, View
 from ..checker.positions import Indices, Places
-from ..checker.quadratic import least as least_value
-from ..checker.replay import Rule
+from ..checker.quadratic import Squares
+from ..checker.replay import Rule, Rules
 from ..checker.softmax_planes import Logits, NotAPlane, lower_plane, sigma, upper_plane
 from ..propagate.second_order.row_fit import CELLS, fit_rows
 from .planes import STEEPEST, centre, referring
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 _TANGENT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # slopes between the chord and the tangent of the sigmoid
 _CHORD_SHARES = (0.85, 1.0, 1.18)  # slopes in the sum of the other exponentials, of the one that matches the tangent
 _STEPS = 15  # on the multipliers
+_BENDING = 1e-9  # differences of logits that vary less are as good as straight
+_MORE, _ALWAYS = (
+    1e-9,
+    1e-16,
+)  # what they are raised by: a share, and the radii of balls around matrices of next to nothing
 
 
 class SecondOrder:
@@ -55,19 +61,21 @@ class SecondOrder:
                 below[0, r, k] = referring(lower, shown)
         planes = self.known.derive_planes(index, below, above)
         number = proof.add_planes(index, planes, below, above)
-        before = self.known.forms.count
-        self.known.forms.learn_softmax(index, planes)
+        forms = self.known.forms
+        before = forms.count
+        forms.learn_softmax(index, planes)
         proof.steps.append({"claim": "form", "tensor": name, "planes": number})
-        form = self.known.forms.rows(proof.networks.whole(index))
-        self._errors[index] = form.slope[:, before:].astype(np.float64).sum(1)
+        form = forms.rows(proof.networks.whole(index))
+        self._errors[index] = self._over_noise(form)[:, before:].sum(1)
         proof.derive_planes(index)
 
-    def lead(self, view: View, label: int, rival: int, fitted: bool = False) -> float:
+    def lead(self, view: View, label: int, rival: int, fitted: bool = False, first: Rules | None = None) -> float:
         """Claim that one entry exceeds another, and by how much.
 
-        ``fitted``: with quadratics of attention rows, near the noise at which the walk before this was at its least.
+        ``fitted``: with quadratics of attention rows, near the noise at which the walk before this was at its least;
+        ``first``: choices that go before our own.
         """
-        with self.choosing(fitted):
+        with self.choosing(fitted, first):
             return self.proof.claim_difference(view, label, rival)
 
     def sign(self, view: View, positive: bool) -> float:
@@ -75,18 +83,33 @@ class SecondOrder:
         with self.choosing():
             return self.proof.claim_sign(view, positive)
 
+    def sharpen(self, entries: Mapping[int, Indices]) -> None:
+        """Claim both ends of some entries of what kinks and curves are applied to, by node, first to last."""
+        for index in sorted(entries):
+            node = self.proof.networks.nodes[index]
+            assert isinstance(node, Kink | Curve)
+            for place in entries[index].tolist():
+                for lower in (True, False):
+                    with self.choosing():
+                        self.proof.claim_end(node.x, place, lower)
+            self.proof.renew_lines()
+
     @contextmanager
-    def choosing(self, fitted: bool = False) -> Iterator[None]:
+    def choosing(self, fitted: bool = False, first: Rules | None = None) -> Iterator[None]:
         """Walks that split products."""
         self._near = self._worst if fitted else None
-        with self.proof.following(self._choose):
+        with self.proof.following(lambda index, A: (first and first(index, A)) or self._choose(index, A)):
             yield
 
-    def _choose(self, index: int, A: Balls) -> Rule | None:
+    def _over_noise(self, form: Form) -> Floats:
+        """Slopes over all the noise there is, as floats."""
+        return self.known.forms.over_noise(form.slope, form.basis).astype(np.float64)
+
+    def _choose(self, index: int, A: Any) -> Rule | None:
         """Choices at the input, at products and at short attention rows; None leaves it to the linear prover."""
         node = self.proof.networks.nodes[index]
         if isinstance(node, Input):
-            return self._multipliers(A[0], A[1:])
+            return self._multipliers(*A)
         plain = isinstance(node, Softmax) and node.hidden is None
         if isinstance(node, Softmax) and plain and self._near is not None and node.rows.shape[1] - 1 in CELLS:
             return self._fit(index, node, node.outputs.of(A[0].astype(np.float64)), self._near)
@@ -106,7 +129,7 @@ class SecondOrder:
         assert isinstance(source, Softmax)
         C = np.zeros((kept.size, other.size))
         np.add.at(C, (mine.at, theirs.at), node.out.of(row).astype(np.float64))
-        pulls = C @ self.known.forms.rows(other).slope.astype(np.float64)
+        pulls = C @ self._over_noise(self.known.forms.rows(other))
         errors = kept.index.of(self._errors[kept.node])
         place = np.argsort(kept.index.at)  # where every probability stands in the factor
         found = np.full(kept.size, -1)
@@ -122,13 +145,15 @@ class SecondOrder:
         R, K = node.rows.shape
         apart = np.stack([self.known.logits(node, r).apart for r in range(R)])
         width = -apart - apart.swapaxes(1, 2)
+        if not width.max() > _BENDING:
+            return None
         reference = np.log(np.maximum(width, 1e-12)).sum(1).argmin(1)  # whose differences have the smallest box
         row, last = np.arange(R)[:, None], reference[:, None]
         others = np.array([np.delete(np.arange(K), J) for J in reference])
         places = node.rows.at
         pairs = np.stack(np.broadcast_arrays(places[row, others], places[row, last]), -1).reshape(-1, 2)
         d = self.known.forms.apart(index, Places(pairs, node.size))
-        known = d.slope.astype(np.float64)[:, : len(near)]
+        known = self._over_noise(d)[:, : len(near)]
         point = (d.centre.astype(np.float64) + known @ near[: known.shape[1]]).reshape(R, K - 1)
         low, high = apart[row, others, last], -apart[row, last, others]
         middle = low + (high - low) / 2
@@ -154,36 +179,41 @@ class SecondOrder:
         slack = 1e-9 * (1 + np.abs(value))
         return {"fit": reference, "origin": middle, "slope": slope, "matrix": matrix, "value": value - slack}
 
-    def _multipliers(self, linear: Balls, B: Balls) -> Rule:
-        """Multipliers found in floating point, with as much more as the checker asks for, and the minimiser.
+    def _multipliers(self, linear: Balls, B: Squares) -> Rule:
+        """Multipliers found in floating point, and the minimiser.
 
         Over an l_1 ball there is nothing to choose.
         """
         import torch
 
-        from ..propagate.second_order.quadratic import quadratic_lower_bound
+        from ..propagate.second_order.dual import Problem, Pursuit, bound
+        from ..propagate.second_order.low_rank import LowRankQuadratic
+        from ..propagate.second_order.quadratic import DenseQuadratic
 
         noise = self.known.forms.noise
+        l_ = linear.astype(np.float64)
         if noise.norm == 1:  # what the run does, and tighter than any multipliers
-            slope = linear.astype(np.float64)
-            steepest = np.arange(len(slope)) == np.abs(slope[: noise.inputs]).argmax()
+            steepest = np.arange(len(l_)) == np.abs(l_[: noise.inputs]).argmax()
             steepest[noise.inputs :] = True
-            self._worst = np.where(steepest, -np.sign(slope), 0.0)
+            self._worst = np.where(steepest, -np.sign(l_), 0.0)
             return {"corners": 1}
-        l_, B_ = linear.astype(np.float64), B.astype(np.float64)
-        ball = np.arange(len(l_)) < noise.inputs if noise.norm else None
-        bound = quadratic_lower_bound(torch.from_numpy(l_), torch.from_numpy(B_), ball, steps=_STEPS)
-        d = bound.d.numpy()
-        idle = (l_ == 0) & (B_ == 0).all(0)
-        for more in (1e-10, 1e-8, 1e-6, 1e-4):
-            multipliers = np.where(idle, 0.0, d * (1 + more) + more * d.mean())
-            M = B_ + np.diag(np.where(idle, 1.0, multipliers))
-            point = -np.linalg.solve(M, l_) / 2
-            if least_value(linear, B, multipliers, point, noise) is not None:
-                self._worst = np.clip(point, -1, 1)
-                return {"multipliers": multipliers, "point": point}
-        dominant = 1.01 * upper_floats(magnitude(B).sum(1)).astype(np.float64)  # semidefinite whatever B is
-        return {"multipliers": dominant, "point": np.zeros(len(d))}
+        C, ball = B.C.astype(np.float64), torch.arange(len(l_)) < noise.inputs if noise.norm else None
+        problem: Problem
+        given, squares = torch.from_numpy(l_)[None], torch.from_numpy(C)[None]
+        if B.U is None:
+            problem, matrix = DenseQuadratic(given, squares, ball), C
+        else:
+            U = B.U.astype(np.float64)
+            problem = LowRankQuadratic.of(given, torch.from_numpy(U)[None], squares, ball)
+            matrix = U.T @ (C @ U)
+        never = torch.full((1,), torch.inf, dtype=torch.float64)
+        d = bound(problem, Pursuit(_STEPS, never))[1][0].numpy()
+        used = (l_ != 0) | ~is_zero(B.C if B.U is None else B.U).astype(bool).all(0)  # by floats it may be nothing
+        # A little more than floating point proves, so that balls prove it, too.
+        multipliers = np.where(used, d * (1 + _MORE) + _MORE * d.mean() + _ALWAYS, 0.0)
+        point = -np.linalg.solve(matrix + np.diag(np.where(used, multipliers, 1.0)), l_) / 2
+        self._worst = np.clip(point, -1, 1)
+        return {"multipliers": multipliers, "point": point}
 
 
 class QuadraticRows:

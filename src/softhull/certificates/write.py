@@ -14,7 +14,7 @@ import numpy as np
 
 from ..checker.certificate import Certificate, Refused, write_certificate
 from ..checker.check import conclusion
-from ..checker.network import Product
+from ..checker.network import Product, View
 from ..checker.ranges import LARGEST_BRIER, ProvedRanges, proved_ranges
 from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
@@ -118,8 +118,11 @@ def _lead(
         return "the checker has no rule for cuts of differences of logits yet"
     proof.prepare([logits], contract=contracted)
     cut = [k for k, how in (hows or {}).items() if how == "cuts"]
+    sharpened = run.sharpened if run is not None else {}
+    stepped = [k for k in chosen if (hows or {}).get(k) == "gradient"]
+    bent = [k for k in chosen if (hows or {}).get(k) == "second order, gradient"]
     followed = None
-    if (chosen or cut) and perturbation is not None:
+    if (chosen or cut or sharpened) and perturbation is not None:
         followed, region = _followed(proof, network, perturbation)
     if cut and followed is not None:
         from .cuts import prove_cuts
@@ -130,7 +133,7 @@ def _lead(
         found = float(lead(proof, logits, label, ())[0])
         if not found > 0:
             found = proof.claim_sign(logits, label == 1)
-        if not found > 0 and followed is not None and chosen:
+        if not found > 0 and followed is not None and stepped:
             row, apart = chosen[1 - label]
             followed.differ(apart)
             with proof.following(partial(followed.choose, row)):
@@ -141,10 +144,10 @@ def _lead(
     margins = lead(proof, logits, label, rivals)
     plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in (None, "linear", "contracted")]
     margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain], contracted)
-    if followed is not None and chosen:
-        _, apart = next(iter(chosen.values()))  # the same for all
+    if followed is not None and stepped:
+        _, apart = chosen[stepped[0]]  # the same for all
         followed.differ(apart)
-        for i in [i for i, k in enumerate(rivals) if k in chosen and not margins[i] > 0]:
+        for i in [i for i, k in enumerate(rivals) if k in stepped and not margins[i] > 0]:
             with proof.following(partial(followed.choose, chosen[rivals[i]][0])):
                 margins[i] = proof.claim_difference(logits, label, rivals[i])
     if not contracted and not (margins[plain] > 0).all():
@@ -153,14 +156,35 @@ def _lead(
         margins[left] = proof.claim_lead(logits, label, [rivals[i] for i in left])
     if not (margins > 0).all():
         second_order = SecondOrder(proof, [logits])
-        for place in np.argsort(margins)[: int((~(margins > 0)).sum())].tolist():
-            for fitted in (False, *[True] * _FITS):
-                margins[place] = second_order.lead(logits, label, rivals[place], fitted)
-                if margins[place] > 0:
-                    break
-            else:  # what is not proved of one rival need not be proved of others
-                break
+        plain = [i for i, k in enumerate(rivals) if k not in bent]
+        _quadratics(second_order, logits, label, rivals, margins, plain)
+        if not (margins > 0).all() and followed is not None and sharpened:
+            second_order.sharpen(followed.activated(sharpened))
+            _quadratics(second_order, logits, label, rivals, margins, plain)
+        for i in [i for i, k in enumerate(rivals) if k in bent and not margins[i] > 0]:
+            assert followed is not None
+            choose = partial(followed.choose, chosen[rivals[i]][0])
+            margins[i] = second_order.lead(logits, label, rivals[i], first=choose)
+            _quadratics(second_order, logits, label, rivals, margins, [i])
     return _verdict(float(margins.min()))
+
+
+def _quadratics(
+    second_order: SecondOrder,
+    logits: View,
+    label: int,
+    rivals: Sequence[int],
+    margins: np.ndarray,
+    among: Sequence[int],
+) -> None:
+    """Claim what is left of some margins by second order, the smallest first; the array holds what was proved."""
+    for place in sorted((i for i in among if not margins[i] > 0), key=margins.__getitem__):
+        for fitted in (False, *[True] * _FITS):
+            margins[place] = second_order.lead(logits, label, rivals[place], fitted)
+            if margins[place] > 0:
+                break
+        else:  # what is not proved of one rival need not be proved of others
+            return
 
 
 def _verdict(margin: float) -> str:

@@ -341,14 +341,15 @@ class _Check:
         sides = np.concatenate((lower, -upper))
         wanted = np.flatnonzero(sides > -np.inf)
         rules = step.get("rules", {}).values()
-        if any("split" in rule or "fit" in rule for rule in rules):
+        if any({"split", "fit", "bend"} & rule.keys() for rule in rules):
             self.spent += 8 * self.known.forms.count**2  # matrices over the noise
+        widest = max(node.size for node in self.networks.nodes)
+        self.spent += 8 * widest**2 * sum("bend" in rule for rule in rules)  # forms of all entries of a kink
         for pairs in (self._plain(rule["pairs"]) for rule in rules if "pairs" in rule):
-            widest = max(node.size for node in self.networks.nodes)
             self.spent += 8 * widest * (widest + np.size(pairs))  # what pairs leave of a product
         for reference in (self._plain(rule["fit"]) for rule in rules if "fit" in rule):
             self.spent += 16 * MOST_CELLS * np.size(reference)
-        self._spend(len(wanted) * max(len(self.known.cuts), *(node.size for node in self.networks.nodes)))
+        self._spend(len(wanted) * max(len(self.known.cuts), widest))
         if not len(wanted):
             return
         both = [(view, np.concatenate((r, -r))[wanted]) for view, r in start]

@@ -6,12 +6,16 @@ not free: the input determines it, and a form is an identity between real number
 
 Where the factors of a product have forms it is a quadratic of the noise, and that is all of its error:
 ``x y = x_c y + y_c x - x_c y_c + (x - x_c)(y - y_c)``.
+
+Behind a narrow layer forms are written over a *basis*: the deviations of its few entries, each a combination of the
+noise, and the noise that is new behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +26,7 @@ from .certificate import Refused
 from .curves import function_of
 from .network import Curve, Input, Kink, Matrix, Node, Product, Softmax, Sum, View
 from .positions import Places
-from .quadratic import Noise, ProductRanges, padded
+from .quadratic import Noise, ProductRanges, Squares, padded
 
 if TYPE_CHECKING:
     from .replay import Knowledge, ProvedPlanes
@@ -32,20 +36,53 @@ LARGEST_FORM = 1 << 22  # coefficients of one node
 
 
 @dataclass(frozen=True)
+class Basis:
+    """Numbers ``z = (rows e, e_own)``: combinations ``rows [k, n]`` of the first n of the noise, then some alone."""
+
+    rows: Balls
+    own: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return len(self.rows) + len(self.own)
+
+    def over_noise(self, slope: Balls, n: int) -> Balls:
+        """Coefficients ``[S, m]`` on the first m of its numbers as coefficients ``[S, n]`` on the noise.
+
+        Theorem: ``s.z = (s_1'rows).e + s_2.e_own``; what is alone is newer than all that is combined.
+        """
+        found, k = zeros(len(slope), n), len(self.rows)
+        found[:, : self.rows.shape[1]] = times(slope[:, :k], matrix(self.rows))
+        alone = slope[:, k:]
+        found[:, list(self.own[: alone.shape[1]])] = alone
+        return found
+
+    def map(self, n: int) -> Balls:
+        """All of its numbers over the noise ``[size, n]``."""
+        found, k = zeros(self.size, n), len(self.rows)
+        found[:k, : self.rows.shape[1]] = self.rows
+        found[k + np.arange(len(self.own)), list(self.own)] = ONE
+        return found
+
+
+@dataclass(frozen=True)
 class Form:
-    """``centre [size]``, ``slope [size, n]`` over the first n numbers of the noise."""
+    """``centre [size]``, ``slope [size, m]`` over the first m numbers of a basis, or of the noise itself (None)."""
 
     centre: Balls
     slope: Balls
+    basis: int | None = None
 
 
 @dataclass(frozen=True)
 class Part:
-    """The quadratic ``(left e)'C (right e)``."""
+    """The quadratic ``(left z)'C (right z)`` of the numbers z of a basis, or of the noise (None)."""
 
     left: Balls
     C: Balls
     right: Balls
+    basis: int | None
 
 
 class Forms:
@@ -62,10 +99,13 @@ class Forms:
         self.count = len(self.centre)  # of the noise
         self.noise = Noise(self.count, region.norm)
         self._known: dict[int, Form] = {}
-        self._apart: dict[tuple[int, int, int], tuple[arb, Balls]] = {}  # by softmax and pair of places
+        self._bases: list[Basis] = []
+        self._ranges: dict[int, ProductRanges] = {}  # by product
+        self._bent: dict[int, Form] = {}  # by kink
+        self._apart: dict[tuple[int, int, int], Form] = {}  # by softmax and pair of places
 
     def rows(self, view: View) -> Form:
-        """The form of what stands at the places of a view, over all the noise there is."""
+        """The form of what stands at the places of a view, over all the numbers that there are of its basis."""
         index = view.flat().index
         if index.size * self.count > LARGEST_FORM:
             raise Refused("a form of more coefficients than the checker allows")
@@ -75,13 +115,37 @@ class Forms:
             return Form(index.of(self.centre), slope)
         self._find(view.node)
         form = self._known[view.node]
-        return Form(index.of(form.centre), padded(index.of(form.slope, 0), self.count))
+        slope = padded(index.of(form.slope, 0), self._size(form.basis))
+        return Form(index.of(form.centre), slope, form.basis)
+
+    def _size(self, basis: int | None) -> int:
+        return self.count if basis is None else self._bases[basis].size
+
+    def over_noise(self, slope: Balls, basis: int | None) -> Balls:
+        """Coefficients on the numbers of a basis as coefficients on all the noise there is."""
+        return padded(slope, self.count) if basis is None else self._bases[basis].over_noise(slope, self.count)
+
+    def reach(self, form: Form) -> Balls:
+        """How far every entry of a form may be from its centre."""
+        return np.array([self.noise.reach(row) for row in self.over_noise(form.slope, form.basis)], dtype=object)
+
+    def together(self, *forms: Form) -> list[Form]:
+        """The same forms over one basis; where theirs differ, over the noise."""
+        bases = {form.basis for form in forms}
+        if len(bases) > 1:
+            return [replace(form, slope=self.over_noise(form.slope, form.basis), basis=None) for form in forms]
+        return [replace(form, slope=padded(form.slope, self._size(form.basis))) for form in forms]
 
     def _find(self, last: int) -> None:
         """Forms of a node and of those it depends on, first to last."""
         networks = self.known.networks
         for index in networks.before([last], {0} | self._known.keys()):
-            self._known[index] = self._of(networks.nodes[index])
+            self._known[index] = form = self._of(networks.nodes[index])
+            size = len(form.centre)
+            if index in networks.bottlenecks and size < self._size(form.basis):
+                # Theorem: with z the deviations of the node, its form is ``centre + z``.
+                self._bases.append(Basis(self.over_noise(form.slope, form.basis)))
+                self._known[index] = Form(form.centre, identity(size), len(self._bases) - 1)
 
     def _of(self, node: Node) -> Form:
         """Theorem: an affine function of forms is the form with the affine function of centres and slopes."""
@@ -89,13 +153,12 @@ class Forms:
             raise Refused("a form of more coefficients than the checker allows")
         if isinstance(node, Matrix):
             x, weights = self.rows(node.x), matrix(node.weights)
-            return Form(_product(weights, x.centre[:, None])[:, 0], _product(weights, x.slope))
+            return Form(_product(weights, x.centre[:, None])[:, 0], _product(weights, x.slope), x.basis)
         if isinstance(node, Sum):
-            centre, slope = exact(node.bias), zeros(node.size, self.count)
-            for view, scale in zip(node.views, node.scales):
-                x = self.rows(view)
-                centre, slope = centre + scale * x.centre, slope + scale[:, None] * x.slope
-            return Form(centre, slope)
+            forms = self.together(*(self.rows(view) for view in node.views))
+            scaled = [(s * x.centre, s[:, None] * x.slope) for s, x in zip(node.scales, forms)]
+            centre, slope = (reduce(np.add, parts) for parts in zip(*scaled))
+            return Form(exact(node.bias) + centre, slope, forms[0].basis)
         if isinstance(node, Kink):
             return self._kink(node)
         if isinstance(node, Curve):
@@ -109,7 +172,7 @@ class Forms:
         x = self.rows(node.x)
         rate, offset = self.known.chords(node)
         half = offset / 2
-        return self._spread(Form(rate * x.centre + half, rate[:, None] * x.slope), half)
+        return self._spread(Form(rate * x.centre + half, rate[:, None] * x.slope, x.basis), half)
 
     def _curve(self, node: Curve) -> Form:
         """Theorem: ``f(x) - s x`` lies between its least and its largest value, for any slope s; here a chord's."""
@@ -120,20 +183,21 @@ class Forms:
         slopes = np.array([rate if np.isfinite(rate) else 0.0 for rate in rise])
         low, high = (self.known.offsets(node, slopes, side) for side in (1, -1))
         rate = exact(slopes)
-        return self._spread(Form(rate * x.centre + (low + high) / 2, rate[:, None] * x.slope), (high - low) / 2)
+        form = Form(rate * x.centre + (low + high) / 2, rate[:, None] * x.slope, x.basis)
+        return self._spread(form, (high - low) / 2)
 
     def _term_by_term(self, node: Product) -> Form:
         """Theorem: ``x y - (x_c y + y_c x - x_c y_c) = (x - x_c)(y - y_c)``, at most the product of both reaches."""
         if node.out.size * self.count > LARGEST_FORM:
             raise Refused("a product with more terms than the checker allows")
-        x, y = self.rows(node.x), self.rows(node.y)
-        reach = [np.array([self.noise.reach(row) for row in form.slope], dtype=object) for form in (x, y)]
+        x, y = self.together(self.rows(node.x), self.rows(node.y))
+        reach = self.reach(x), self.reach(y)
         x_centre, y_centre = node.left.of(x.centre), node.right.of(y.centre)
         slope = x_centre[:, None] * node.right.of(y.slope, 0) + y_centre[:, None] * node.left.of(x.slope, 0)
         centre, error = node.out.spread(
             np.stack((x_centre * y_centre, node.left.of(reach[0]) * node.right.of(reach[1])))
         )
-        return self._spread(Form(centre, node.out.spread(slope.T).T), error)
+        return self._spread(Form(centre, node.out.spread(slope.T).T, x.basis), error)
 
     def _spread(self, form: Form, error: Balls) -> Form:
         """A new number of noise for every entry that may be off by an error.
@@ -144,9 +208,13 @@ class Forms:
         first, self.count = self.count, self.count + len(off)
         if self.count > MOST_NOISE:
             raise Refused(f"more than {MOST_NOISE} numbers of noise")
-        slope = padded(form.slope, self.count)
-        slope[off, first + np.arange(len(off))] = error[off]
-        return Form(form.centre, slope)
+        before = first
+        if form.basis is not None:
+            basis = self._bases[form.basis]
+            before, self._bases[form.basis] = basis.size, replace(basis, own=(*basis.own, *range(first, self.count)))
+        slope = padded(form.slope, self._size(form.basis))
+        slope[off, before + np.arange(len(off))] = error[off]
+        return Form(form.centre, slope, form.basis)
 
     # Products
 
@@ -156,57 +224,66 @@ class Forms:
         Where entries of one factor (``side`` 0 or 1) are whole softmax rows, a reference among them (see
         ``Knowledge.references``) is one minus the others, so that only differences of the other factor are multiplied.
         """
-        factors = [self.rows(node.x), self.rows(node.y)]
+        factors = self.together(self.rows(node.x), self.rows(node.y))
         for r, *members in self.known.references((node.x, node.y)[side], reference):
             centre, slope = factors[side].centre.copy(), factors[side].slope.copy()
             centre[r], slope[r] = ONE - centre[members].sum(), -slope[members].sum(0)
-            factors[side] = Form(centre, slope)
+            factors[side] = replace(factors[side], centre=centre, slope=slope)
         first, C, second = _used(node, row)
         x, y = (Form(places.of(f.centre), places.of(f.slope, 0)) for f, places in zip(factors, (first, second)))
         on_x, on_y = times(C, matrix(y.centre[:, None]))[:, 0], times(C.T, matrix(x.centre[:, None]))[:, 0]
         found: dict[int, Balls] = {}
         self.known.put(found, node.x.at(first), on_x[None])
         self.known.put(found, node.y.at(second), on_y[None])
-        return found, -(on_x * x.centre).sum(), Part(x.slope, C, y.slope)
+        return found, -(on_x * x.centre).sum(), Part(x.slope, C, y.slope, factors[0].basis)
 
-    def quadratic(self, on_input: Balls, parts: Sequence[Part]) -> tuple[arb, Balls, Balls]:
-        """Constant, linear part ``[n]`` and symmetric matrix ``[n, n]`` over the noise of coefficients and products."""
+    def quadratic(self, on_input: Balls, parts: Sequence[Part]) -> tuple[arb, Balls, Squares]:
+        """Constant, linear part ``[n]`` and squares over the noise of coefficients and products."""
         linear = padded((on_input * self.radius)[None], self.count)[0]
-        total = arb_mat(self.count, self.count)
+        return (on_input * self.centre).sum(), linear, self._squares(parts)
+
+    def _squares(self, parts: Sequence[Part]) -> Squares:
+        """Theorem: ``z'T z = z'(T + T')z / 2``."""
+        bases = {part.basis for part in parts}
+        basis = bases.pop() if len(bases) == 1 else None
+        size = self._size(basis)
+        total = arb_mat(size, size)
         for part in parts:
-            left, right = (matrix(padded(side, self.count)) for side in (part.left, part.right))
-            total += left.transpose() * (matrix(part.C) * right)
-        B = zeros(self.count, self.count)
-        B[...] = ((total + total.transpose()) / 2).tolist()
-        return (on_input * self.centre).sum(), linear, B
+            left, right = (
+                padded(side, size) if part.basis == basis else self.over_noise(side, part.basis)
+                for side in (part.left, part.right)
+            )
+            total += matrix(left.T) * (matrix(part.C) * matrix(right))
+        C = zeros(size, size)
+        C[...] = ((total + total.transpose()) / 2).tolist()
+        return Squares(None if basis is None else self._bases[basis].map(self.count), C)
 
     # Softmax
 
-    def combinations(self, view: View, rows: Balls) -> tuple[Balls, Balls, Balls, Balls]:
-        """``rows [N, places] @ view``: centres ``[N]``, slopes ``[N, n]``, least and most ``[N]`` of the rest."""
+    def combinations(self, view: View, rows: Balls) -> tuple[Form, Balls, Balls]:
+        """The form of ``rows [N, places] @ view`` up to a rest, and the least and the most ``[N]`` of that."""
         nodes = self.known.networks.nodes
         pending, centre = dict[int, Balls](), zeros(len(rows))
         self.known.put(pending, view, rows)
-        slope, low, high = zeros(len(rows), self.count), zeros(len(rows)), zeros(len(rows))
+        low, high, ends = zeros(len(rows)), zeros(len(rows)), list[Form]()
         while pending:
             top = max(pending)
             A, here = pending.pop(top), nodes[top]
             found: dict[int, Balls] = {}
-            if isinstance(here, Sum | Matrix):
+            if isinstance(here, Sum | Matrix) and top not in self.known.networks.bottlenecks:
                 if isinstance(here, Sum):
                     centre = centre + times(A, matrix(here.bias[:, None]))[:, 0]
                 found = self.known.back(here, A)
             elif isinstance(here, Product):
                 if A.shape[0] * here.out.size > LARGEST_FORM:
                     raise Refused("a product with more terms than the checker allows")
-                for view in (here.x, here.y):
-                    self._find(view.node)
-                slope = padded(slope, self.count)
-                x, y = self.rows(here.x), self.rows(here.y)
-                ranges = ProductRanges(x.slope, y.slope, self.noise)
+                x, y = self.together(self.rows(here.x), self.rows(here.y))
+                if top not in self._ranges:
+                    X, Y = (self.over_noise(form.slope, form.basis) for form in (x, y))
+                    self._ranges[top] = ProductRanges(X, Y, self.noise)
                 for n, row in enumerate(A):
                     first, C, second = _used(here, row)
-                    least, most = ranges.between(first.at, C, second.at)
+                    least, most = self._ranges[top].between(first.at, C, second.at)
                     low[n], high[n] = low[n] + least, high[n] + most
                 x_centre, y_centre, C = here.left.of(x.centre), here.right.of(y.centre), here.out.of(A)
                 self.known.put(found, here.x.at(here.left), C * y_centre)
@@ -215,17 +292,19 @@ class Forms:
             else:
                 form = self.rows(self.known.networks.whole(top))
                 centre = centre + times(A, matrix(form.centre[:, None]))[:, 0]
-                slope = padded(slope, self.count) + times(A, matrix(form.slope))
+                ends.append(Form(centre, times(A, matrix(form.slope)), form.basis))
             for i, back in found.items():
                 pending[i] = pending[i] + back if i in pending else back
-        return centre, slope, low, high
+        ends = self.together(*ends)
+        slope = reduce(np.add, [end.slope for end in ends])
+        return Form(centre, slope, ends[0].basis), low, high
 
     def differences(self, node: Softmax) -> tuple[Places, Balls, Balls]:
         """All pairs of places within the rows of a softmax, and bounds on the differences of their logits."""
         pairs = pairs_within(node)
-        centre, slope, low, high = self.combinations(node.x, unit_rows(pairs))
-        reach = np.array([self.noise.reach(row) for row in slope], dtype=object)
-        return pairs, centre + low - reach, centre + high + reach
+        form, low, high = self.combinations(node.x, unit_rows(pairs))
+        reach = self.reach(form)
+        return pairs, form.centre + low - reach, form.centre + high + reach
 
     def apart(self, index: int, pairs: Places) -> Form:
         """The differences of logits of a softmax, with noise of its own for what products leave of each.
@@ -236,12 +315,27 @@ class Forms:
         assert isinstance(node, Softmax)
         new = [pair for pair in pairs.at.tolist() if (index, *pair) not in self._apart]
         if new:
-            centre, slope, low, high = self.combinations(node.x, unit_rows(Places(new, node.size)))
-            form = self._spread(Form(centre + (low + high) / 2, slope), (high - low) / 2)
-            self._apart |= {(index, i, j): row for (i, j), row in zip(new, zip(form.centre, form.slope))}
-        found = [self._apart[index, i, j] for i, j in pairs.at.tolist()]
-        slope = np.concatenate([padded(row[None], self.count) for _, row in found])
-        return Form(np.array([centre for centre, _ in found], dtype=object), slope)
+            form = self._closed(*self.combinations(node.x, unit_rows(Places(new, node.size))))
+            for n, (i, j) in enumerate(new):
+                self._apart[index, i, j] = Form(form.centre[n : n + 1], form.slope[n : n + 1], form.basis)
+        found = self.together(*(self._apart[index, i, j] for i, j in pairs.at.tolist()))
+        centre, slope = (np.concatenate([getattr(form, part) for form in found]) for part in ("centre", "slope"))
+        return Form(centre, slope, found[0].basis)
+
+    def bent(self, index: int) -> Form:
+        """What a kink is applied to, with noise of its own for what products leave of each entry; found once."""
+        if index not in self._bent:
+            node = self.known.networks.nodes[index]
+            assert isinstance(node, Kink)
+            if node.size * max(node.size, self.count) > LARGEST_FORM:
+                raise Refused("a form of more coefficients than the checker allows")
+            self._bent[index] = self._closed(*self.combinations(node.x, identity(node.size)))
+        form = self._bent[index]
+        return replace(form, slope=padded(form.slope, self._size(form.basis)))
+
+    def _closed(self, form: Form, low: Balls, high: Balls) -> Form:
+        """The form of combinations whose rest lies between two ends."""
+        return self._spread(replace(form, centre=form.centre + (low + high) / 2), (high - low) / 2)
 
     def learn_softmax(self, index: int, planes: ProvedPlanes) -> None:
         """The form of a softmax from planes: parallel to those above, off by what those below leave.
@@ -259,11 +353,11 @@ class Forms:
                 slope = planes.above_slope[0, r, k]
                 rows[r, k, node.rows.at[r]] = slope
                 least[r, k] = planes.below[0, r, k] + x.least((planes.below_slope[0, r, k] - slope)[shown])
-        centre, slope, low, high = self.combinations(node.x, rows.reshape(R * K, node.size))
+        form, low, high = self.combinations(node.x, rows.reshape(R * K, node.size))
         low, high = low + least.ravel(), high + most.ravel()
         own = node.outputs  # each entry stands in one row
-        centre, error = own.spread(np.stack((centre + (low + high) / 2, (high - low) / 2)))
-        self._known[index] = self._spread(Form(centre, own.spread(slope.T).T), error)
+        centre, error = own.spread(np.stack((form.centre + (low + high) / 2, (high - low) / 2)))
+        self._known[index] = self._spread(Form(centre, own.spread(form.slope.T).T, form.basis), error)
 
 
 def pairs_within(node: Softmax) -> Places:
@@ -300,4 +394,11 @@ def _used(node: Product, row: Balls) -> tuple[Places, Balls, Places]:
 def _product(weights: arb_mat, right: Balls) -> Balls:
     found = np.empty((weights.nrows(), right.shape[1]), dtype=object)
     found[...] = (weights * matrix(right)).tolist()
+    return found
+
+
+def identity(size: int) -> Balls:
+    """The matrix with ones on its diagonal."""
+    found = zeros(size, size)
+    np.fill_diagonal(found, ONE)
     return found

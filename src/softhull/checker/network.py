@@ -252,6 +252,22 @@ class Networks:
                 needed.update(view.node for view in inputs_of(self.nodes[index]))
         return found[::-1]
 
+    @cached_property
+    def bottlenecks(self) -> frozenset[int]:
+        """Nodes without a product or a softmax before them that all later ones see the earlier ones through."""
+        last, smooth = [0] * len(self.nodes), [True] * len(self.nodes)
+        for i, node in enumerate(self.nodes):
+            smooth[i] = not isinstance(node, Product | Softmax)
+            for view in inputs_of(node):
+                last[view.node] = i
+                smooth[i] &= smooth[view.node]
+        furthest, found = 0, set()
+        for i in range(1, len(self.nodes)):
+            if furthest <= i and smooth[i]:
+                found.add(i)
+            furthest = max(furthest, last[i])
+        return frozenset(found)
+
     def masked(self, view: View) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Where -inf stands in a tensor."""
         held = self._masked.get(view.node)

@@ -18,6 +18,7 @@ from .balls import (
     Floats,
     euclidean,
     exact,
+    is_zero,
     largest,
     lower_floats,
     magnitude,
@@ -82,18 +83,70 @@ def dominant(R: Balls) -> bool:
     return all(a >= b for a, b in zip(np.diagonal(R), sizes.sum(1)))
 
 
-def least(linear: Balls, B: Balls, multipliers: Floats, point: Floats, noise: Noise) -> arb | None:
+def root_above(W: Balls) -> Floats | None:
+    """A lower triangle L, no diagonal entry 0, with ``L L' - W`` certainly semidefinite; None where none is found."""
+    middle = W.astype(np.float64)
+    diagonal = np.diagonal(middle)
+    if not np.isfinite(middle).all() or (diagonal < 0).any():
+        return None
+    scale = 2.0 ** np.round(np.log2(np.where(diagonal > 0, diagonal, 1.0)) / 2)
+    outer, more = np.outer(scale, scale), 1e-15 * len(W) ** 1.5 * np.eye(len(W))
+    try:
+        L: Floats = np.linalg.cholesky(middle / outer + more)
+    except np.linalg.LinAlgError:
+        return None
+    return scale[:, None] * L if dominant(times(L, matrix(L.T)) - W / exact(outer)) else None
+
+
+@dataclass(frozen=True)
+class Squares:
+    """``(U e)'C (U e)`` for symmetric C and few combinations U of the noise, or for the noise itself (None)."""
+
+    U: Balls | None
+    C: Balls
+
+    def dense(self) -> Balls:
+        """The matrix over the noise."""
+        return self.C if self.U is None else times(times(self.U.T, matrix(self.C)), matrix(self.U))
+
+    def times(self, e: Balls) -> Balls:
+        """The matrix over the noise times a point."""
+        f = e[:, None] if self.U is None else times(self.U, matrix(e[:, None]))
+        Cf = times(self.C, matrix(f))
+        return (Cf if self.U is None else times(self.U.T, matrix(Cf)))[:, 0]
+
+    def covered(self, d: Balls) -> bool:
+        """Whether ``M = diag(d) + U'C U`` is certainly semidefinite.
+
+        Theorem: with ``d > 0`` and ``L L' >= U diag(1/d) U'`` any ``f = U e`` is ``L u`` with ``|u|^2 <= e'diag(d) e``,
+        as ``L^-1 U diag(1/d) U'L^-T <= I``. So ``e'M e >= u'(I + L'C L)u``. Noise in no combination may have d = 0.
+        """
+        if self.U is None:
+            M = self.C.copy()
+            np.fill_diagonal(M, np.diagonal(M) + d)
+            return semidefinite(M)
+        used = ~is_zero(self.U).astype(bool).all(0)
+        if not all(a > 0 for a in d[used]):
+            return False
+        U = self.U[:, used]
+        L = root_above(times(U / d[used], matrix(U.T)))
+        if L is None:
+            return False
+        K = times(L.T, matrix(times(self.C, matrix(L))))
+        np.fill_diagonal(K, np.diagonal(K) + ONE)
+        return semidefinite(K)
+
+
+def least(linear: Balls, B: Squares, multipliers: Floats, point: Floats, noise: Noise) -> arb | None:
     """A lower bound on ``l.e + e'B e`` for symmetric B; None where the multipliers prove nothing.
 
     For ``d >= 0`` let ``M = diag(d) + B``, so that ``e'B e >= e'M e - cost(d)``. Where M is semidefinite, any point z
     has ``e'M e + l.e = (e - z)'M(e - z) + (l + 2 M z).e - z'M z >= -reach(l + 2 M z) - z'M z``.
     """
     d, z = exact(multipliers), exact(point)
-    M = B.copy()
-    np.fill_diagonal(M, np.diagonal(B) + d)
-    if not (multipliers >= 0).all() or not semidefinite(M):
+    if not (multipliers >= 0).all() or not B.covered(d):
         return None
-    Mz = times(M, matrix(z[:, None]))[:, 0]
+    Mz = d * z + B.times(z)
     return -noise.cost(d) - noise.reach(linear + 2 * Mz) - (z * Mz).sum()
 
 
@@ -140,12 +193,19 @@ class ProductRanges:
 
     def between(self, left: Indices, C: Balls, right: Indices) -> tuple[arb, arb]:
         """The range for ``P = X[left]`` and ``R = C Y[right]``."""
-        m = len(left)
+        m = min(len(left), len(right))
         if not m:  # a sum of nothing
             return ZERO, ZERO
-        cross = times(self.cross[np.ix_(left, right)], matrix(C.T))
-        other = times(times(C, matrix(self.other[np.ix_(right, right)])), matrix(C.T))
-        G = np.block([[self.own[np.ix_(left, left)], cross], [cross.T, other]])
+        own, cross, other = (
+            self.own[np.ix_(left, left)],
+            self.cross[np.ix_(left, right)],
+            self.other[np.ix_(right, right)],
+        )
+        if len(right) < len(left):  # (X e)'C (Y e) is (C'X e)'(Y e): as few numbers as possible
+            own, cross, other, C = other, cross.T, own, C.T
+        cross = times(cross, matrix(C.T))
+        other = times(times(C, matrix(other)), matrix(C.T))
+        G = np.block([[own, cross], [cross.T, other]])
         first, second = (part.sum().abs_upper() for part in np.split(np.diagonal(G), 2))
         anything = (first * second).sqrt() * self.cost  # |P e| |R e|
         trace = float(np.diagonal(G).sum())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -39,14 +40,14 @@ from .balls import (
 from .cells import RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
-from .forms import LARGEST_FORM, Forms, Part, pairs_within
+from .forms import LARGEST_FORM, Forms, Part, identity, pairs_within
 from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View, inputs_of
 from .positions import Places
 from .quadratic import least, least_by_corners
 from .softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
 
 Rule = Mapping[str, Any]
-Rules = Callable[[int, Balls], Rule | None]
+Rules = Callable[[int, Any], Rule | None]  # of a node and its coefficients; of the input, linear part and squares
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ class Knowledge:
         widest = max(node.size, *(self.networks.nodes[view.node].size for view in inputs_of(node)))
         if not at_input or node.size * widest > LARGEST_FORM:  # the box of the region will have to do
             return outward(*self._ends(node))
-        units = _diagonal(node.size)
+        units = identity(node.size)
         least, most = (minimum_of(self, self.back(node, sign * units)) for sign in (ONE, -ONE))
         bias = exact(node.bias) if isinstance(node, Sum) else ZERO
         return outward(least + bias, -most + bias)
@@ -453,6 +454,8 @@ class Knowledge:
                 raise Refused("the proof does not say how to pass this node")
             if isinstance(node, Product) and "split" in rule:
                 walk.step(*self._split(node, A, rule))
+            elif isinstance(node, Kink) and "bend" in rule:
+                walk.step(*self._bent(top, A, rule))
             elif isinstance(node, Softmax) and "fit" in rule:
                 walk.step(*self._fitted(top, A, rule))
             else:
@@ -516,6 +519,45 @@ class Knowledge:
         found: dict[int, Balls] = {}
         self.put(found, node.x, up * below + down * slope)
         return found, times(down, matrix(offset[:, None]))[:, 0]
+
+    def _bent(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
+        """Kinks by parabolas of any slope s and any bend ``k >= 0``, below ``[0]`` and above ``[1]`` them.
+
+        Theorem: over ``[l, u]`` with ``l < 0 < u``, ``g(x) = y - s x - k (x - l)(x - u)`` is concave on both sides of
+        0. So it is at least the least of ``g(l)``, ``g(0)`` and ``g(u)``; and at most, on each side, the largest value
+        at its ends of a tangent to it. With ``x = c + S e``, ``x^2 = 2 c x - c^2 + (S e)^2``, exactly. Where y is
+        linear in x nothing is bent.
+        """
+        node = self.networks.nodes[index]
+        assert isinstance(node, Kink)
+        if len(A) != 1:
+            raise Refused("parabolas for several rows of coefficients")
+        slopes, bends = _array(rule, "slope", 2, node.size), _array(rule, "bend", 2, node.size, low=0.0)
+        x, left = self.forms.bent(index), arb(node.slope)
+        pull, bend, constant = zeros(node.size), zeros(node.size), ZERO
+        for i, (low, high) in enumerate(zip(*(end.tolist() for end in self._below_limit(node)))):
+            if low >= 0 or high <= 0:
+                pull[i] = A[0, i] * (ONE if low >= 0 else left)
+                continue
+            first, last, c = arb(low), arb(high), x.centre[i]
+            for side, part in enumerate((A[0, i].max(ZERO), A[0, i].min(ZERO))):
+                s, k = arb(float(slopes[side, i])), arb(float(bends[side, i]))
+                ends = [(first, left), (ZERO, ONE), (last, ONE)]
+                if side == 0:
+                    offset = reduce(arb.min, [(r - s) * e - k * (e - first) * (e - last) for e, r in ends])
+                else:
+                    offset = _peak(left - s, k, first, last, first, ZERO).max(
+                        _peak(ONE - s, k, first, last, ZERO, last)
+                    )
+                pull[i] += part * (s + k * (2 * c - first - last))
+                bend[i] += part * k
+                constant += part * (offset + k * (first * last - c * c))
+        found: dict[int, Balls] = {}
+        self.put(found, node.x, pull[None])
+        used = np.flatnonzero(~is_zero(bend).astype(bool))
+        C = zeros(len(used), len(used))
+        np.fill_diagonal(C, bend[used])
+        return found, np.array([constant], dtype=object), Part(x.slope[used], C, x.slope[used], x.basis)
 
     def _curve(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         """A line below and a line above every entry, of any slope.
@@ -644,7 +686,7 @@ class Knowledge:
             on_logits[0, node.rows.at[r, J]] -= pull.sum()
         found: dict[int, Balls] = {}
         self.put(found, node.x, on_logits)
-        return found, np.array([constant], dtype=object), Part(d.slope, total, d.slope)
+        return found, np.array([constant], dtype=object), Part(d.slope, total, d.slope, d.basis)
 
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way.
@@ -653,13 +695,13 @@ class Knowledge:
         l_1 ball, by ``quadratic.least_by_corners``.
         """
         constant, linear, B = self.forms.quadratic(on_input[0], parts)
-        rule = rules(0, np.concatenate((linear[None], B)))
+        rule = rules(0, (linear, B))
         if rule is None:
             raise Refused("the proof does not say how to bound its quadratic")
         if "corners" in rule:
             if self.forms.noise.norm != 1:
                 raise Refused("a quadratic is bounded by corners over an l_1 ball alone")
-            return np.array([constant + least_by_corners(linear, B, self.forms.noise)], dtype=object)
+            return np.array([constant + least_by_corners(linear, B.dense(), self.forms.noise)], dtype=object)
         multipliers, point = (_array(rule, name, len(linear)) for name in ("multipliers", "point"))
         found = least(linear, B, multipliers, point, self.forms.noise)
         if found is None:
@@ -843,6 +885,17 @@ def _array(rule: Rule, name: str, *shape: int, low: float = -np.inf, high: float
         raise Refused(f"{name} has shape {found.shape}, {shape} is expected") from None
 
 
+def _peak(rate: arb, bend: arb, low: arb, high: arb, first: arb, last: arb) -> arb:
+    """At least ``rate x - bend (x - low)(x - high)`` for all x from ``first`` to ``last``: a tangent at its ends.
+
+    Theorem: a concave function lies below every tangent. That near the peak loses least; any other is as true.
+    """
+    middle = (low + high) / 2 + (rate / (2 * bend) if bend > 0 else ZERO)
+    at = arb(float(middle.max(first).min(last))) if bend > 0 else first
+    value, slope = rate * at - bend * (at - low) * (at - high), rate - bend * (2 * at - low - high)
+    return (value + slope * (first - at)).max(value + slope * (last - at))
+
+
 def _placed(slope: Balls, places: list[int], size: int) -> Balls:
     """Slopes at some places of a row, 0 at the others."""
     found = zeros(size)
@@ -854,10 +907,4 @@ def _fold(function: Callable[[arb, arb], arb], arrays: list[Balls]) -> Balls:
     found = arrays[0]
     for other in arrays[1:]:
         found = np.array([function(a, b) for a, b in zip(found.flat, other.flat)], dtype=object).reshape(found.shape)
-    return found
-
-
-def _diagonal(size: int) -> Balls:
-    found = zeros(size, size)
-    np.fill_diagonal(found, ONE)
     return found

@@ -463,24 +463,17 @@ def _gelu(view: View, node: Node) -> list[Step] | None:
     return None
 
 
-def _silu(view: View, node: Node) -> list[Step] | None:
-    """``x * sigmoid(x)``."""
+def _gated(view: View, node: Node) -> list[Step] | None:
+    """``x * sigmoid(x)`` is a silu, ``x * tanh(softplus(x))`` a mish."""
     if not isinstance(node.operator, Product):
         return None
     for gate, x in (node.inputs, node.inputs[::-1]):
         inner = view.node(gate)
-        if inner is not None and isinstance(inner.operator, Sigmoid) and inner.inputs == (x,):
+        if inner is None:
+            continue
+        if isinstance(inner.operator, Sigmoid) and inner.inputs == (x,):
             return [Step(Silu(), (x,))]
-    return None
-
-
-def _mish(view: View, node: Node) -> list[Step] | None:
-    """``x * tanh(softplus(x))``."""
-    if not isinstance(node.operator, Product):
-        return None
-    for gate, x in (node.inputs, node.inputs[::-1]):
-        inner = view.node(gate)
-        plus = view.node(inner.inputs[0]) if inner is not None and isinstance(inner.operator, Tanh) else None
+        plus = view.node(inner.inputs[0]) if isinstance(inner.operator, Tanh) else None
         if plus is not None and isinstance(plus.operator, Softplus) and plus.inputs == (x,):
             return [Step(Mish(), (x,))]
     return None
@@ -545,8 +538,7 @@ RULES: tuple[Rule, ...] = (
     _drop_identity,
     _gelu,
     _tanh_gelu,
-    _silu,
-    _mish,
+    _gated,
     _square,
     _softmax,
     _unshifted_softmax,

@@ -29,7 +29,7 @@ class Effort:
     restarts: int = 4
     seed: int = 0
     memory: int = 1 << 24
-    proofs: bool = False  # whether to keep what gradient steps choose for margins
+    proofs: bool = False  # whether to keep what is chosen to prove margins
 
 
 # What proves the bound on one instance: the rows bounded (``coefficients [K]``), each with what was chosen for it.
@@ -61,6 +61,8 @@ class Solution:
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)
     # The same: what gradient steps chose for the row and, by softmax, for the logit differences before it.
     chosen: dict[tuple[int, int], tuple[Chosen, Apart]] = field(default_factory=dict)
+    # By instance: the entries, by node, that second order bounded again before the rows of the output.
+    sharpened: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     # What was chosen to prove bounds: tensors whose rows belong to ``instances``, and whatever else a method keeps.
     choices: list[dict[str, Any]] = field(default_factory=list)
     spent: Spent = field(default_factory=Spent)  # by instance: what it took

@@ -14,6 +14,8 @@ import numpy as np
 from ..show import data_frame, html_table, new_axes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..branch.tree import Grown
     from ..propagate.optimize import Apart, Chosen
     from .problem import Tried
@@ -71,6 +73,8 @@ class Record:
     proved_by: Mapping[int, str] | None = field(default=None, compare=False)
     # What gradient steps chose, by rival: for the rival and for the logit differences before it.
     chosen: Mapping[int, tuple[Chosen, Apart]] = field(default_factory=dict, repr=False, compare=False)
+    # The entries, by node of the graph, that second order bounded again.
+    sharpened: Mapping[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
     # The stages that worked on it, first to last: what was tried, the bound after it, its share of the CPU seconds.
     tried: tuple[Tried, ...] = field(default=(), repr=False, compare=False)
     # The cells that a search made of the region and how its bound rose, where proofs are kept.

@@ -438,6 +438,7 @@ def _record(case: _Case, i: int, place: int, solution: Solution, region: Region,
             for part in (solution.proved_by, solution.chosen)
         )
         proof = {"cuts": solution.cuts.get(place, ()), "proved_by": how, "chosen": chosen}
+        proof["sharpened"] = solution.sharpened.get(place, {})
         return case.record(i, Verdict.CERTIFIED, **known, message=solution.notes.get(place, ""), **proof)
     message = "; ".join(filter(None, (solution.stopped or Verdict.UNKNOWN.advice, solution.notes.get(place))))
     if attack is not None and attack < 0:

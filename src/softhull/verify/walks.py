@@ -402,7 +402,11 @@ class Quadratics(Walks):
         flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
         goal = flat.new_full((len(flat),), math.inf) if target is None else target[0]
         if way == ASCENDED:
-            return ascended_lower(found[0], flat, places, ASCENTS, RATE, goal)[None]
+            kept = None
+            if self.kept is not None:
+                kept = self.kept.rows
+                kept.clear()
+            return ascended_lower(found[0], flat, places, ASCENTS, RATE, goal, kept)[None]
         if len(found) == 1:
             return found[0].lower(flat, places, self.steps, goal, way == FITTED)[None]
         noise = found[0].forms.noise
@@ -420,9 +424,12 @@ class Quadratics(Walks):
         if not len(row):
             return None
         rows = claims.rows[row, instance].reshape(-1, *self.bounds[0].graph.output_shape)
-        second = self.second[0][0]
+        again: dict[int, Tensor] = {}
         patient = work.effort.deadline < math.inf  # a time limit says that somebody waits
-        better = sharpened(second, rows, self.places(instance), patient)
+        better = sharpened(self.second[0][0], rows, self.places(instance), patient, again)
+        if work.effort.proofs:
+            for place, i in enumerate(self.instances.tolist()):
+                work.found.sharpened[i] = {index: mask[place].nonzero()[:, 0] for index, mask in again.items()}
         return None if better is None else replace(self, second=((better,),))
 
     def bent(self, work: Work) -> Quadratics | None:
@@ -439,7 +446,9 @@ class Quadratics(Walks):
             wider = SecondOrderBounds.of(bounds, rectified=True)
         except (SofthullError, torch.linalg.LinAlgError):
             return None
-        return replace(self, instances=left, bounds=(wider.bounds,), ways=(ASCENDED,), second=((wider,),), pairs=None)
+        kept = Kept() if work.effort.proofs else None
+        seen = replace(self, instances=left, bounds=(wider.bounds,), second=((wider,),), pairs=None)
+        return replace(seen, ways=(ASCENDED,), kept=kept)
 
     def _ways(self, number: int) -> tuple[str, ...]:
         if None in self.second[number]:

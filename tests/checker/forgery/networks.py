@@ -188,6 +188,20 @@ def _leaking(b: Builder) -> str:
     return str(b.op("MatMul", b.op("Softmax", logits, axis=-1), b.const([[1.0, 0.0], [0.0, 0.5]])))
 
 
+def _narrow(b: Builder) -> str:
+    """Products and probabilities behind a layer of fewer numbers than the noise has before it."""
+    h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(40, 2, 3)), b.const([0.125, 0.0, -0.125])))
+    h = b.op("MatMul", h, b.const(_weights(41, 3, 2)))
+    p = b.op("Softmax", b.op("MatMul", b.op("Mul", h, h), b.const(_weights(42, 2, 2))), axis=-1)
+    return str(b.op("Mul", p, b.op("Add", h, b.const([[0.5, -0.25]]))) and _plus(b, [[0.25, 0.0]]))
+
+
+def _square(b: Builder) -> str:
+    """``(1/2 - (x0 - x1)^2, 0)``: the square of one combination of the noise."""
+    h = b.op("MatMul", "x", b.const([[1.0], [-1.0]]))
+    return str(b.op("MatMul", b.op("Mul", h, h), b.const([[-1.0, 0.0]])) and _plus(b, [[0.5, 0.0]]))
+
+
 def _small(seed: int, scale: float) -> Callable[[Builder], str]:
     def make(b: Builder) -> str:
         h = b.op("Relu", b.op("Gemm", "x", b.const(_weights(seed, 2, 2)), b.const(_weights(seed + 1, 2) / 8)))
@@ -231,6 +245,8 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
         [Perturbation(0.5), Perturbation(0.25, norm=2), Perturbation(TINY)],
         2,
     ),
+    "narrow": ([(_narrow, 13)], [0.5, 0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
+    "square": ([(_square, 13)], [0.0, 0.0], [Perturbation(1.0), Perturbation(1.0, norm=2)], 1),
     "twins": ([(_twins, 13)], [0.5, -0.25], [Perturbation(0.25)], 2),
     "masked": ([(_masked, 13)], [0.5, -0.25], [Perturbation(0.25, clip=(-0.25, 0.5))], 1),
     "spread": ([(_spread, 13)], [0.5, -0.25], [Perturbation(SHORT, norm=1), Perturbation(0.0)], 1),

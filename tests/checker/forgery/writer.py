@@ -89,6 +89,8 @@ def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = Fa
         second_order = SecondOrder(proof, [view])
         for rival in rivals:
             second_order.lead(view, label, rival)
+        if any(isinstance(node, Kink) for node in proof.networks.nodes):
+            second_order.lead(view, label, rivals[0], first=partial(bent, proof))
         if fitted:
             second_order.lead(view, label, rivals[-1], fitted)
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
@@ -120,6 +122,12 @@ def cells(instance: Instance, label: int, rival: int) -> Certificate:
         waiting += [(half, depth + 1) for half in reversed(trees.halves(cell, found, entry, low + (high - low) / 2))]
     tree.claim()
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
+
+
+def bent(proof: Proof, index: int, A: Any) -> Rule | None:
+    """Kinks by parabolas."""
+    node = proof.networks.nodes[index]
+    return {"slope": np.full((2, node.size), 0.5), "bend": np.full((2, 1), 0.25)} if isinstance(node, Kink) else None
 
 
 def paired(proof: Proof, index: int, A: Balls) -> Rule | None:
@@ -483,8 +491,8 @@ class Writer:
 
     def _splits(self) -> bool:
         """Whether to try second order."""
-        products = any(isinstance(self.networks.nodes[i], Product) for i in self.curved)
-        return products and bool(self.rng.random() < 0.4)
+        quadratic = any(isinstance(self.networks.nodes[i], Product | Kink) for i in self.curved)
+        return quadratic and bool(self.rng.random() < 0.4)
 
     def _factors(self, index: int) -> list[Any]:
         node = self.networks.nodes[index]
@@ -507,6 +515,9 @@ class Writer:
 
     def _rule(self, draft: Draft, number: int, index: int, wanted: int, split: bool) -> Step:
         node = self.networks.nodes[index]
+        if isinstance(node, Kink) and split and self.rng.random() < 0.5:
+            slope = self._pick([self.rng.uniform(0, 1, (2, node.size)), self.rng.standard_normal((2, node.size))])
+            return {"slope": slope, "bend": 10.0 ** self.rng.uniform(-2, 1, (2, node.size))}
         if isinstance(node, Kink):
             return {"slope": self._shares(node.size)}
         if isinstance(node, Curve):

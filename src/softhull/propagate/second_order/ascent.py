@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import softmax_steps as softmaxes
 from ..free import Free
+from ..optimize import Chosen
 from ..structure import pieces, positions
 from .affine_form import Noise
 from .dual import Pursuit, cost, fixed_point, levelled, maximise
@@ -25,24 +26,41 @@ _OFTEN = 10
 
 
 def ascended_lower(
-    second: SecondOrderBounds, rows: Tensor, instances: Tensor, steps: int, rate: float, target: Tensor
+    second: SecondOrderBounds,
+    rows: Tensor,
+    instances: Tensor,
+    steps: int,
+    rate: float,
+    target: Tensor,
+    kept: list[Chosen] | None = None,
 ) -> Tensor:
-    """Lower bounds ``[P]`` on ``<rows, output>`` of some instances; work on one ends when it exceeds its target."""
+    """Lower bounds ``[P]`` on ``<rows, output>`` of some instances; work on one ends when it exceeds its target.
+
+    ``kept`` is told what was chosen for the best bound on every row, part by part.
+    """
     for index in second.forms.errors:  # found once here, taken along by every walk
         softmaxes.row_planes(second.bounds, index, 1, Free())
     together = max(1, second.together() // 4)
     found = [
-        _ascended(second, rows[part], instances[part], steps, rate, target[part])
+        _ascended(second, rows[part], instances[part], steps, rate, target[part], kept)
         for part in pieces(positions(rows), together)
     ]
     return torch.cat(found) if found else rows.new_zeros(0)
 
 
 def _ascended(
-    second: SecondOrderBounds, rows: Tensor, instances: Tensor, steps: int, rate: float, target: Tensor
+    second: SecondOrderBounds,
+    rows: Tensor,
+    instances: Tensor,
+    steps: int,
+    rate: float,
+    target: Tensor,
+    kept: list[Chosen] | None,
 ) -> Tensor:
     """The same for as many rows as are worked on together."""
-    noise, free, d = second.forms.noise, Free(), None
+    noise, free, d, chosen = second.forms.noise, Free(), None, Chosen(rows[None])
+    if kept is not None:
+        kept.append(chosen)
     best = rows.new_full((len(rows),), -math.inf)
     for step in range(steps + 1):
         second.bounds.check_time()
@@ -50,7 +68,10 @@ def _ascended(
             quadratic = second.quadratic(rows, instances, free=free)
             if step % _OFTEN == 0 or step == steps:
                 with torch.no_grad():
-                    best = torch.maximum(best, bound_quadratic(quadratic.detached(), noise, 12, target))
+                    low = bound_quadratic(quadratic.detached(), noise, 12, target)
+                    if kept is not None:
+                        chosen.see(free, (low > best)[None], positions(rows), len(rows))
+                    best = torch.maximum(best, low)
                 if step == steps or bool((best > target).all()) or quadratic.dimension > LARGEST:
                     break
             value, d = _value(quadratic, noise, d)

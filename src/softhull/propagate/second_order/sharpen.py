@@ -30,11 +30,16 @@ _NEGLIGIBLE = 1e-3
 
 
 def sharpened(
-    second: SecondOrderBounds, rows: Tensor, instances: Tensor, patient: bool = False
+    second: SecondOrderBounds,
+    rows: Tensor,
+    instances: Tensor,
+    patient: bool = False,
+    again: dict[int, Tensor] | None = None,
 ) -> SecondOrderBounds | None:
     """The same with better intervals where those cost ``rows [P, *shape]`` of some instances most; None: nowhere.
 
     ``patient``: as many as the work on each allows for; else fewer where there is much noise.
+    ``again`` is told which entries ``[B, entries]`` were bounded again, by node.
     """
     second.bounds.prepare(len(second.bounds.graph.nodes) - 1)  # known once for all that follows, and only met from here
     wanted = _losses(second.bounds, rows, instances)
@@ -45,10 +50,13 @@ def sharpened(
     if not wanted or not allowed:
         return None
     last = max(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
-    for index, chosen in _dearest(wanted, allowed).items():
+    dearest = _dearest(wanted, allowed)
+    for index, chosen in dearest.items():
         second = _bounded_again(second, index, chosen)
         if index < last:  # the forms of later products gain by it
             second = _formed_again(second)
+    if again is not None:
+        again |= dearest
     return second
 
 
