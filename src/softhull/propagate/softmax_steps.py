@@ -335,9 +335,10 @@ def touching(bounds: LinearBounds, index: int, at: Tensor) -> LinearBounds:
 
 
 def meeting(bounds: LinearBounds, index: int, other: DensePlanes) -> LinearBounds:
-    """Bounds whose planes of one softmax are, output by output, those of ``other`` where these are closer.
+    """Bounds whose planes of one softmax are, output by output, those of ``other`` where these are surely closer.
 
-    Which ones are closer is decided at the anchor of the planes there are.
+    Both sides of ``other`` are parallel, so that it is nowhere off by more than the distance between them. The planes
+    there are give way where they are off by as much at their best, the anchor.
     """
     planes = row_planes(bounds, index)
     if not isinstance(planes, DensePlanes):
@@ -352,7 +353,8 @@ def meeting(bounds: LinearBounds, index: int, other: DensePlanes) -> LinearBound
     below = at_anchor(other.below, other.below_slope, -1)
     above = at_anchor(other.above, other.above_slope, 1)
     (new,) = _charged(bounds, index, [DensePlanes(planes.at, below, above, other.below_slope, other.above_slope)])
-    low, high = new.below > planes.below, new.above < planes.above
+    apart = new.above - new.below
+    low, high = new.below - planes.below >= apart, planes.above - new.above >= apart
     if not bool(low.any() | high.any()):
         return bounds
     found = DensePlanes(
