@@ -14,6 +14,7 @@ from softhull.certificates.second_order import SecondOrder
 from softhull.checker.balls import PRECISION, exact, zeros
 from softhull.checker.certificate import Refused
 from softhull.checker.check import region_of
+from softhull.checker.forms import Basis
 from softhull.checker.network import Networks, Softmax
 from softhull.checker.quadratic import Noise, ProductRanges, Squares, least, least_by_corners, root_above, semidefinite
 from softhull.checker.replay import Knowledge
@@ -26,6 +27,17 @@ from .evaluate import values
 def precision():
     with ctx.workprec(PRECISION):
         yield
+
+
+def test_functions_of_a_basis_over_the_noise() -> None:
+    """Combinations and what stands alone beside them, whether a function knows all of the numbers or the first."""
+    rng = np.random.default_rng(0)
+    basis = Basis(exact(rng.integers(-8, 9, (3, 5)).astype(float)), (6, 5, 8))
+    for m in range(3, basis.size + 1):
+        slope = exact(rng.integers(1, 9, (2, m)).astype(float))
+        found, wanted = basis.over_noise(slope, 9), slope @ basis.map(9)[:m]
+        assert [float(t.mid()) for t in found.flat] == [float(t.mid()) for t in wanted.flat]
+        assert all(t.rad() == 0 for t in found.flat)
 
 
 @pytest.mark.parametrize("seed", range(20))

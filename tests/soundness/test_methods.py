@@ -55,7 +55,7 @@ def test_networks_that_once_failed(seed: int) -> None:
 def test_a_point_is_its_own_worst_for_every_method(norm: float) -> None:
     """On a region of one point every bound is below the truth, and second order by next to nothing."""
     rng = np.random.default_rng(3)
-    for dtype, close in ((torch.float64, 1e-10), (torch.float32, 1e-2)):
+    for dtype, close in ((torch.float64, 1e-10), (torch.float32, 3e-2)):
         graph = random_transformer(rng, depth=1).to(dtype)
         x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))  # more digits than a short format has
         rows = torch.from_numpy(rng.normal(size=(1, 1, *graph.output_shape))).to(dtype)

@@ -68,6 +68,7 @@ class Hidden:
         return torch.cat([self.negligible(*ends) for ends in zip(lower.split(1), upper.split(1))])
 
     def _negligible(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """The same where no interval leaves the domain of a function."""
         graph = self.whole
         accepted = torch.ones(len(lower), dtype=torch.bool, device=lower.device)
         last = {i: index for index, node in enumerate(graph.nodes) for i in node.inputs}

@@ -439,7 +439,7 @@ class Quadratics(Walks):
         if not len(left) or len(self.second) != 1 or len(self.second[0]) != 1:
             return None
         second = self.second[0][0]
-        if second is None or second.dimension() > LARGEST:
+        if second is None or second.dimension > LARGEST:
             return None
         bounds = second.bounds.take(self.places(left))
         try:

@@ -144,7 +144,6 @@ PLANTED = [
     P("every matrix is semidefinite", quadratic, "least", "or not B.covered(d)", "", ("product", "shared")),
     P("combinations half as long", forms.Basis, "map", "= self.rows", "= self.rows / 2", ("square",)),
     P("half the squares of combinations", quadratic.Squares, "covered", "matrix(U.T)", "matrix(U.T / 2)", ("square",)),
-    P("new noise forgotten", forms.Basis, "over_noise", "= alone", "= 0 * alone", ("narrow",)),
     P("half the cost of multipliers", quadratic.Noise, "cost", "d.sum() if", "d.sum() / 2 if", ("product", "shared")),
     P("parallel planes without error", forms.Forms, "learn_softmax", "(high - low) / 2", "0 * (high - low)",
       ("weighted", "attention")),

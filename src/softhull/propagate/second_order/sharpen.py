@@ -45,7 +45,7 @@ def sharpened(
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     wanted = {i: loss for i, loss in wanted.items() if i > first}
-    size = max(1, second.dimension())
+    size = max(1, second.dimension)
     allowed = min(ENTRIES, _OPERATIONS // (2 * size**2 * (size if patient else second.forms.noise_count)))
     if not wanted or not allowed:
         return None
@@ -127,7 +127,7 @@ def _bounded_again(second: SecondOrderBounds, index: int, chosen: Tensor) -> Sec
         units = lower.new_zeros(len(entry), lower.shape[1])
         units.scatter_(1, entry[:, None], sign)
         never = lower.new_full((len(entry),), math.inf)
-        steps = _STEPS if second.dimension() <= _LARGE else _FEW
+        steps = _STEPS if second.dimension <= _LARGE else _FEW
         low = second.lower(units.reshape(-1, *shape), instance, steps, never, index=index)
         low = torch.where(low.isnan(), -math.inf, low)
         old = end[instance, entry]

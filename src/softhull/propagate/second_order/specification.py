@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ...graph.operator import Bilinear
+from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import accumulated, share
 from .. import softmax_steps as softmaxes
@@ -193,6 +195,7 @@ class SecondOrderBounds:
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
         return found
 
+    @cached_property
     def dimension(self) -> int:
         """The size of the matrices that a bound on a specification of the first instance factorises."""
         some = self.bounds.region.lower.new_ones(1, *self.bounds.graph.output_shape)
@@ -228,7 +231,7 @@ class SecondOrderBounds:
         """How many quadratics to work on at once: few enough to stay near the processor."""
         basis = self.forms.basis
         noise = basis.size if len(basis.map) == 1 else basis.noise  # what one instance has is there once
-        return max(1, _NEAR // (8 * basis.size * noise))
+        return max(1, _NEAR // (8 * min(basis.size, max(1, self.dimension)) * noise))
 
 
 class _Collecting(LinearWalk):
@@ -256,8 +259,8 @@ class _Collecting(LinearWalk):
             number = factors.basis
             split = _Split(node.operator, A[0], factors, self.bases[number])
             backs, shift = split.linear()
-            self._add(number, split.term(), split.matrix)
-            return zip(node.inputs, backs), shift - split.charge()
+            thin = self._add(number, split.term(), split.matrix)
+            return zip(node.inputs, backs), shift - split.charge(thin)
         if self.free is not None and index in self.forms.rectified:
             form, number = self.forms.rectified[index]
             bent = Bent(self.bounds, index, A[0], form.take(self.instances), self.bases[number], self.free)
@@ -273,11 +276,14 @@ class _Collecting(LinearWalk):
                 return zip(node.inputs, on_logits), shift
         return super().step(index, A)
 
-    def _add(self, number: int, term: Term, matrix: Callable[[], Tensor]) -> None:
-        if term.is_thin(self.bases[number]):
+    def _add(self, number: int, term: Term, matrix: Callable[[], Tensor]) -> bool:
+        """Collects a quadratic of a basis, thin or as a matrix; whether it is thin."""
+        thin = term.is_thin(self.bases[number])
+        if thin:
             self.thin.setdefault(number, []).append(term)
         else:
             self._add_matrix(number, matrix())
+        return thin
 
     def _add_matrix(self, number: int, matrix: Tensor) -> None:
         self.matrices[number] = self.matrices[number] + matrix if number in self.matrices else matrix
@@ -358,6 +364,17 @@ def _sum_below(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(low.isfinite(), low, -math.inf)
 
 
+def _pull(operator: Bilinear, C: Tensor, kept: int, slope: Tensor) -> Tensor:
+    """``operator.contract`` of ``C [P, *out]`` with all slopes ``[P or 1, r, *shape]`` of the factor not kept."""
+    if isinstance(operator, MatMul) and len(operator.left) > 1 and operator.left[:-2] == operator.right[:-2]:
+        # One product of matrices for all slopes.
+        shared = len(slope) == 1
+        met = ("r...mj->rp...im", "r...im->rp...mj")[kept]
+        return torch.einsum(f"p...ij,{'' if shared else 'p'}{met}", C, slope[0] if shared else slope)
+    spread = slope.expand(len(C), *slope.shape[1:]).transpose(0, 1)
+    return operator.contract(C.expand(len(spread), *C.shape), kept, spread)
+
+
 class _Split:
     """One product met with coefficients ``C [P, *out]``, split at the centres of its factors."""
 
@@ -369,10 +386,8 @@ class _Split:
         self.slopes = factors.x.padded(r), factors.y.padded(r)
         self.centres = [factors.x.centre, factors.y.centre]
         self.kept = factors.kept
-        other = self.slopes[1 - self.kept]
-        spread = other.expand(len(self.C), *other.shape[1:]).transpose(0, 1)
         # What multiplies the kept factor, per basis entry: [r, P, *shape of the kept factor].
-        self.pull = operator.contract(self.C.expand(r, *self.C.shape), self.kept, spread)
+        self.pull = _pull(operator, self.C, self.kept, self.slopes[1 - self.kept])
         if factors.error is not None and factors.metric is not None:
             self._eliminate(factors.error, factors.axis, factors.metric)
 
@@ -406,14 +421,17 @@ class _Split:
         constant = (self.C * self.operator.value(x, y)).flatten(1).sum(1)
         return (self.operator.contract(C, 0, y[None]), self.operator.contract(C, 1, x[None])), -constant[None]
 
-    def charge(self) -> Tensor:
-        """What the rounding of this product costs ``[1, P]``: that of its factors, and that of working with them."""
+    def charge(self, thin: bool) -> Tensor:
+        """What the rounding of this product costs ``[1, P]``: that of its factors, and that of working with them.
+
+        ``thin``: over the noise, too, not over the basis alone.
+        """
         factors, kept = self.factors, self.kept
         forms = (factors.x, factors.y)
-        sizes = [form.size(self.basis) for form in forms]
+        sizes = factors.sizes
         C = self.C.abs()[None]
-        # Over the basis, and then over the noise where a term stays thin.
-        entries = math.prod(self.C.shape[1:]) + math.prod(sizes[kept].shape[1:]) + 2 * self.slopes[0].shape[1]
+        entries = math.prod(self.C.shape[1:]) + math.prod(sizes[kept].shape[1:])
+        entries = entries + (2 if thin else 1) * self.slopes[0].shape[1]
 
         def met(other: Tensor) -> Tensor:
             """What meets an entry of the kept factor at most; a reference adds its own to all of its row."""
