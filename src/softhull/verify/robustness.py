@@ -357,7 +357,7 @@ class _Asked:
         return min(_BATCH, max(1, self.effort.memory // (8 * 4 * width)))
 
     def apart(self, batch: Tensor) -> list[Tensor]:
-        return [batch[part.cpu()] for part in self.networks.alike(self.region.take(batch))]
+        return [batch[part.to(batch.device)] for part in self.networks.alike(self.region.take(batch))]
 
     def answer(self, batch: Tensor) -> list[Record]:
         case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)
