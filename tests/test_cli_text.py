@@ -49,6 +49,7 @@ def test_verdicts_certificates_and_stores(region: str, folder: Path) -> None:
     answer = json.loads((folder / "out.json").read_text())
     assert answer["summary"]["misclassified"] == answer["summary"]["error"] == answer["summary"]["unknown"] == 0
     (cut,) = (folder / "proofs").glob("text-*.onnx")
+    assert f"certificates are about {cut.relative_to(folder)}" in done.stderr
     proofs = list((folder / "proofs").glob("*.npz"))
     assert len(proofs) == sum(record.get("certificate") is not None for record in answer["instances"]) > 0
     assert all(check_certificate(proof, [cut]).accepted for proof in proofs)

@@ -133,6 +133,15 @@ def test_eps_by_entry_by_channel_and_by_mask():
     assert (float(box.lower.max()), float(box.upper.min())) == (0.0, 0.75)
 
 
+@pytest.mark.parametrize("norm", [1, 2, math.inf])
+def test_one_mean_and_deviation_may_be_numbers(norm):
+    x, mean, std = torch.zeros(1, 2, 3, dtype=torch.float64), 0.1307, 0.3081
+    one = Perturbation(0.1, norm, (0, 1), normalize=(mean, std)).around(x)
+    same = Perturbation(0.1, norm, (0, 1), normalize=([mean] * 2, [std] * 2)).around(x)
+    assert torch.equal(one.lower, same.lower)
+    assert torch.equal(one.upper, same.upper)
+
+
 def test_pixels_of_others_may_leave_the_clip_range_by_rounding_only():
     mean, std = np.array([0.485]), np.array([0.229])
     black = torch.from_numpy(((np.zeros((1, 1, 4)) - 0.485) / 0.229).astype(np.float32)).double()
@@ -163,6 +172,8 @@ def test_senseless_perturbations_are_refused(given: dict[str, Any], message: str
 def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(InvalidInput, match=r"eps of shape \(5,\) does not fit inputs of shape \(2, 3\)"):
         Perturbation(np.ones(5)).around(torch.zeros(1, 2, 3, dtype=torch.float64))
+    with pytest.raises(InvalidInput, match="lower is above upper"):
+        Perturbation(lower=np.ones(2), upper=np.zeros((2, 3))).around(torch.zeros(1, 2, 3, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="l_inf norm is needed, not a str"):
         as_perturbation("0.1")  # type: ignore[arg-type]
 

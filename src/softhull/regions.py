@@ -201,6 +201,8 @@ class Bounds:
         """InvalidInput for an input outside of the limits."""
         below = torch.full_like(x, -math.inf) if low is None else low[0]
         above = torch.full_like(x, math.inf) if high is None else high[1]
+        if (below > above).any():
+            raise InvalidInput("no input lies between the limits: lower is above upper somewhere")
         slack = NORMALISED * (1 + x.abs()) if self.tolerant else 0.0
         outside = (x < below - slack) | (x > above + slack)
         if outside.any():
@@ -281,9 +283,10 @@ def _exact(values: Array) -> Array:
 
 def _around(values: Array) -> tuple[Array, Array]:
     """Floats around fractions: the largest that is not above, the smallest that is not below."""
-    nearest = values.astype(np.float64)
-    off = (values - _exact(nearest)).ravel()
-    signs = np.array([(v > 0) - (v < 0) for v in off.tolist()]).reshape(values.shape)
+    exact = np.asarray(values, dtype=object)  # what NumPy computes from arrays without axes are not arrays
+    nearest = exact.astype(np.float64)
+    off = exact.ravel() - _exact(nearest).ravel()
+    signs = np.array([(v > 0) - (v < 0) for v in off.tolist()]).reshape(exact.shape)
     below = np.where(signs < 0, np.nextafter(nearest, -np.inf), nearest)
     return below, np.where(signs > 0, np.nextafter(nearest, np.inf), nearest)
 

@@ -196,3 +196,21 @@ def test_a_guarded_row_without_visible_logits_is_zero():
     torch.testing.assert_close(graph(others), graph(x), rtol=0, atol=0)
     torch.testing.assert_close(graph(2 * x), 2 * graph(x))  # what is left is linear
     assert bool((_bounds(graph)["contracted"].isfinite()).all())
+
+
+_OPEN = torch.eye(3, dtype=torch.float64)
+_WRITTEN = {
+    "visible logits are raised": (torch.ones_like(_OPEN), 1e4 * _OPEN + 50, -1e4 * _OPEN),
+    "and the others replaced": (_OPEN, 1e4 * _OPEN + 50, -1e4 * _OPEN),
+    "masked logits have a factor of their own": (100 - 99 * _OPEN, 1e4 * (_OPEN - 1), 100 * (1 - _OPEN)),
+}
+
+
+@pytest.mark.parametrize("written", _WRITTEN)
+def test_a_mask_is_the_same_function_however_it_is_written(written):
+    """At logits that are as large as the mask, so that every part of it counts."""
+    factor, shift, centre = _WRITTEN[written]
+    b = GraphBuilder((3, 3))
+    graph = simplify(b.finish(b.add(Softmax(1), b.scale(-1, factor, shift))))
+    x = centre + torch.randn(100, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose(graph(x), (factor * x + shift).softmax(2), rtol=0, atol=1e-9)

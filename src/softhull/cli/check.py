@@ -48,7 +48,8 @@ def certified_files(folder: Folder, networks: Sequence[Network], models: Sequenc
             err=True,
         )
         return simpler
-    click.echo(f"the checker reads the model; certificates go to {folder.path}", err=True)
+    about = f"are about {', '.join(files)}" if files != list(models) else f"go to {folder.path}"
+    click.echo(f"the checker reads the model; certificates {about}", err=True)
     return files
 
 

@@ -231,7 +231,8 @@ def _mask(view: View, node: Node) -> list[Step] | None:
     axis, shape = node.operator.axis, node.shape
     factor, shift = (_with_axis(c, axis, shape) for c in (inner.operator.factor, inner.operator.shift))
     least = torch.finfo(shift.dtype).min
-    masked = shift.isneginf() | (shift - shift.clamp(min=least).amax(axis, keepdim=True) <= MASKED_BELOW)
+    far = shift - shift.clamp(min=least).amax(axis, keepdim=True) <= MASKED_BELOW
+    masked = shift.isneginf() | far & (shift < 0)  # a softmax takes what is below 0 for its mask
     if not bool(masked.any()):
         return None
     mask = torch.where(masked, shift, 0.0)
@@ -240,7 +241,7 @@ def _mask(view: View, node: Node) -> list[Step] | None:
     if not replaced and bool(gone[finite.expand(gone.shape)].any()):
         return None  # some replaced, some added: nobody writes that
     return [
-        Step(Scale(_filled(factor, masked), torch.where(masked, 0.0, shift)), inner.inputs),
+        Step(Scale(_filled(factor, gone | mask.isinf()), torch.where(masked, 0.0, shift)), inner.inputs),
         Step(Softmax(axis, mask, replaced), (PREVIOUS,)),
     ]
 
@@ -251,12 +252,12 @@ def _with_axis(constant: Tensor, axis: int, shape: Shape) -> Tensor:
     return constant.expand(*(shape[i] if i == axis else size for i, size in enumerate(constant.shape)))
 
 
-def _filled(factor: Tensor, masked: Tensor) -> Tensor:
-    """Factors with those of masked entries like the others, where the others are one number."""
-    factor, masked = torch.broadcast_tensors(factor, masked)
-    visible = factor[~masked]
-    usual = visible[0] if visible.numel() and bool((visible == visible[0]).all()) else torch.ones_like(factor[..., :1])
-    filled = torch.where(masked, usual, factor)
+def _filled(factor: Tensor, free: Tensor) -> Tensor:
+    """Factors with those that do not matter like the others, where the others are one number."""
+    factor, free = torch.broadcast_tensors(factor, free)
+    others = factor[~free]
+    usual = others[0] if others.numel() and bool((others == others[0]).all()) else torch.ones_like(factor[..., :1])
+    filled = torch.where(free, usual, factor)
     number = _number(filled)
     return filled if number is None else torch.tensor(number, dtype=filled.dtype)
 

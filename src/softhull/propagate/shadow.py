@@ -78,14 +78,19 @@ def few(bounds: LinearBounds, index: int) -> bool:
 
 def _bytes(bounds: LinearBounds, index: int) -> int:
     """The memory that both functions of every entry take for one instance."""
-    moving = (bounds.region.upper > bounds.region.lower).flatten(1).any(0).sum()
-    return 16 * math.prod(bounds.graph.shape_of(index)) * max(1, int(moving))
+    return 16 * math.prod(bounds.graph.shape_of(index)) * max(1, len(_moving(bounds)))
+
+
+def _moving(bounds: LinearBounds) -> Tensor:
+    """The inputs that move in some instance; those that the graph does not read have no part in any function."""
+    moves = (bounds.region.upper > bounds.region.lower).flatten(1).any(0)
+    return (moves & bounds.structure.read.to(moves.device)).nonzero()[:, 0]
 
 
 def _found(bounds: LinearBounds, index: int) -> Shadow | None:
     """The functions by a walk for every entry; None where they do not fit."""
     region, shape = bounds.region, bounds.graph.shape_of(index)
-    moving = (region.upper > region.lower).flatten(1).any(0).nonzero()[:, 0]
+    moving = _moving(bounds)
     entries = math.prod(shape)
     if index < 0 or not (few(bounds, index) or bounds.size * _bytes(bounds, index) <= _TENSORS * bounds.memory):
         return None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..graph.graph import Graph
 from ..graph.operator import Affine
+from ..graph.ops.gather import Gather
+from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
 
 
@@ -36,6 +39,18 @@ class Structure:
                 self._source.append(self.source(before))
                 earlier = self._order[before] if before >= 0 else None
                 self._order.append(step if earlier is None else earlier[step])
+
+    @cached_property
+    def read(self) -> Tensor:
+        """Mask ``[entries]`` of the input: what the graph reads of it."""
+        shape = self.graph.input_shape
+        entries = torch.arange(math.prod(shape))
+        found = torch.zeros(len(entries), dtype=torch.bool)
+        for operator in (node.operator for node in self.graph.nodes if -1 in node.inputs):
+            picks = isinstance(operator, Slice | Gather)
+            picked = operator.to(torch.float64, "cpu").value(entries.reshape(1, *shape)) if picks else entries
+            found[picked.flatten()] = True
+        return found
 
     def source(self, index: int) -> int:
         """The node of which this one is a reordering (itself when it is not one)."""
