@@ -172,6 +172,8 @@ def test_senseless_perturbations_are_refused(given: dict[str, Any], message: str
 def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(InvalidInput, match=r"eps of shape \(5,\) does not fit inputs of shape \(2, 3\)"):
         Perturbation(np.ones(5)).around(torch.zeros(1, 2, 3, dtype=torch.float64))
+    with pytest.raises(InvalidInput, match=r"normalize of shape \(5,\) does not fit"):
+        Perturbation(0.1, normalize=(np.ones(5), 1.0)).around(torch.zeros(1, 2, 3, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="lower is above upper"):
         Perturbation(lower=np.ones(2), upper=np.zeros((2, 3))).around(torch.zeros(1, 2, 3, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="l_inf norm is needed, not a str"):

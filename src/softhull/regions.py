@@ -120,7 +120,8 @@ class Perturbation:
         """The region around any input of this shape, in the units of the network."""
         mean, std = self.normalize or (None, None)
         scale: tuple[Array, Array] | None = None
-        if std is not None:
+        if mean is not None and std is not None:
+            _spread(mean, shape, "normalize")  # must fit, whether there are limits that it moves or not
             least, most = _around(1 / _exact(std))
             scale = _spread(least, shape, "normalize"), _spread(most, shape, "normalize")
         if isinstance(self.eps, np.ndarray):
