@@ -224,7 +224,7 @@ class QuadraticRows:
     """
 
     def __init__(self, proof: Proof, pairs: Indices, logits: Sequence[Floats] | None = None) -> None:
-        proof.prepare(proof.networks.logits)
+        proof.prepare(proof.networks.logits, contract=False)  # second order bounds these differences anew
         self.proof, self.second_order = proof, SecondOrder(proof, proof.networks.logits)
         for number, (view, output) in enumerate(zip(proof.networks.logits, proof.networks.probabilities)):
             proof.prepare_softmax(output.node)
