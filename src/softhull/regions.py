@@ -209,7 +209,8 @@ class Bounds:
         if outside.any():
             index = tuple(outside.nonzero()[0].tolist())
             limits = (float(below[index]), float(above[index]))
-            raise InvalidInput(f"input {float(x[index])!r} at index {index} lies outside the clip range {limits}")
+            range_ = "limits" if self.clip is None else "clip range"
+            raise InvalidInput(f"input {float(x[index])!r} at index {index} lies outside the {range_} {limits}")
 
     def _widths(self, eps: Tensor, device: torch.device) -> Interval:
         """How far every entry may move on its own, rounded inward and outward."""
@@ -625,6 +626,10 @@ class Alternatives:
         for row, numbers_ in enumerate(self.embeddings + 0.0):
             found.setdefault(numbers_.tobytes(), []).append(row)
         return found
+
+    def knows(self, word: Array) -> bool:
+        """Whether ``word [d]`` is a row of the table."""
+        return (word + 0.0).tobytes() in self._rows
 
     def options(self, x: Array) -> list[Array]:
         """What may stand at every position of one input ``[*shape]``: arrays ``[n, d]``, what stands there first."""

@@ -180,6 +180,45 @@ def test_a_batch_that_is_fixed_is_refused_by_questions(tmp_path: Path) -> None:
         verify_robustness(network, np.zeros((4, LENGTH), dtype=int), np.zeros(4, dtype=int), 0.1)
 
 
+def test_the_last_word_that_is_no_padding_may_be_picked(tmp_path: Path) -> None:
+    """Generative classifiers read the logits of the last word, which they find by ArgMax of the ids."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "table": rng.normal(size=(WORDS, SIZE)).astype(np.float32),
+        "head": rng.normal(size=(SIZE, 2)).astype(np.float32),
+        "pad": np.array(0),
+        "places": np.arange(LENGTH),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["embedded"]),
+        helper.make_node("MatMul", ["embedded", "head"], ["all"]),
+        helper.make_node("Equal", ["ids", "pad"], ["padded"]),
+        helper.make_node("Not", ["padded"], ["kept"]),
+        helper.make_node("Cast", ["kept"], ["counted"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["counted", "places"], ["scored"]),
+        helper.make_node("ArgMax", ["scored"], ["last"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["all", "last"], ["logits"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "last word",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, [1, LENGTH])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 1, 2])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    ids = np.array([[3, 2, 0]])
+    network = load_onnx(path, perturb="embeddings", example=ids)
+    assert network.front is not None
+    expected = ReferenceEvaluator(onnx.load(path)).run(None, {"ids": ids})[0]
+    x = network.front.compute(ids)
+    np.testing.assert_allclose(network.graph(torch.from_numpy(x)).numpy()[0], expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(expected[0], constants["table"][[2]] @ constants["head"], rtol=1e-6, atol=1e-6)
+    with pytest.raises(InvalidInput, match=r"\(a mask\?\) of input 0 is not that of"):
+        network.front.compute(np.array([[3, 2, 1]]))
+
+
 def test_what_is_too_costly_is_not_run(tmp_path: Path) -> None:
     """The part before the cut is computed at import: nothing unknown, and nothing that fills the memory."""
     text_model(tmp_path / "m.onnx")

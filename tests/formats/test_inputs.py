@@ -116,6 +116,21 @@ def test_likely_mistakes_are_warned_of(network: Network, images: tuple[torch.Ten
         softhull.verify_robustness(network, x, y, 0.01)
 
 
+@pytest.mark.slow
+def test_words_without_alternatives_are_warned_of() -> None:
+    """A table in another scale matches nothing: what is certified is then the text alone."""
+    table = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    network, x = from_torch(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), torch.rand(1, 3, 4)), table[[[0, 1, 2]]]
+    y = network.logits(torch.from_numpy(x).double()[:, None]).flatten(1).argmax(1)
+    with pytest.warns(InputWarning, match="no word of the inputs has alternatives; every region is its input alone"):
+        softhull.verify_robustness(network, x, y, softhull.Alternatives(table, {4: (0,)}))
+    with pytest.warns(InputWarning, match="none is a row of the table: compare their scale, dtype and added positions"):
+        softhull.verify_robustness(network, x, y, softhull.Alternatives(2 * table, {0: (1,)}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        softhull.verify_robustness(network, x, y, softhull.Alternatives(table, {0: (1,)}))
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x

@@ -227,8 +227,10 @@ def _find(model: Any, name: str, perturb: str, input_name: str) -> str:
         if node.op_type == "Gather" and node.input[0] in tables and node.input[1] in moving | {input_name}
     ]
     if len(found) != 1:
-        several = f"{len(found)} tables are looked up ({', '.join(map(quoted, found[:8]))})" if found else "none is"
-        raise ModelError(f"{name}: embeddings: {several} by the input {input_name!r}; name the tensor to perturb")
+        tables = f"{len(found)} tables are ({', '.join(map(quoted, found[:8]))})" if found else "no table is"
+        raise ModelError(
+            f"{name}: embeddings: {tables} looked up by the input {input_name!r}; name the tensor to perturb"
+        )
     return found[0]
 
 

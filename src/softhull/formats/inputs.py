@@ -125,6 +125,7 @@ def refuse_fixed_batch(network: Network | Graph) -> None:
 def warn_of_region(x: Tensor, perturbation: Perturbation | Alternatives) -> None:
     """A warning where nothing may move, or where a ball holds all that inputs are, with the unit that may be meant."""
     if not isinstance(perturbation, Perturbation):
+        _warn_of_words(x, perturbation)
         return
     if perturbation.only is not None and not perturbation.only.any():
         warn("only names no entry that may move: every region is its input alone")
@@ -140,6 +141,16 @@ def warn_of_region(x: Tensor, perturbation: Perturbation | Alternatives) -> None
     if high - low <= 8 and 1 <= eps <= 255:
         unit = f"; if eps counts steps of 1/255, write {eps:g}/255 = {eps / 255:.4g}"
     warn(f"eps = {eps:g} is more than the inputs can differ at all, they lie between {low:g} and {high:g}{unit}")
+
+
+def _warn_of_words(x: Tensor, words: Alternatives) -> None:
+    """A warning where no word of any input may be replaced: a certificate then says nothing."""
+    options = [option for one in x.double().cpu().numpy() for option in words.options(one)]
+    if any(len(option) > 1 for option in options):
+        return
+    known = any(words.knows(option[0]) for option in options)
+    why = "" if known else ", and none is a row of the table: compare their scale, dtype and added positions"
+    warn(f"no word of the inputs has alternatives{why}; every region is its input alone")
 
 
 def warn_of_labels(predicted: Tensor, labels: Tensor) -> None:

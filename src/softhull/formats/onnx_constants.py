@@ -23,6 +23,7 @@ FOLDED = frozenset(
         *("Sub", "Sum", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
         *("Gelu", "HardSigmoid", "HardSwish", "LayerNormalization", "LeakyRelu", "LogSoftmax", "Mish", "ReduceL2"),
         *("RMSNormalization", "Softplus", "Swish"),
+        *("ArgMax", "ArgMin", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "ScatterElements", "ScatterND", "Xor"),
     )
 )
 _GROWING = frozenset(("ConstantOfShape", "Expand", "Pad", "Range", "Tile"))
