@@ -119,6 +119,22 @@ def test_certificates_are_about_a_model_with_its_constants_computed_where_the_ch
     assert run("check", proof, "--model", folder / "net.onnx").exit_code == 1
 
 
+def test_a_network_inside_a_file_may_be_inspected(folder: Path) -> None:
+    """The error about several inputs names --fix: it is there."""
+    model = onnx.load(folder / "net.onnx")
+    model.graph.input.append(helper.make_tensor_value_info("shift", TensorProto.FLOAT, [1, 2]))
+    model.graph.node.append(helper.make_node("Add", ["y", "shift"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 2]))
+    onnx.save(model, folder / "two.onnx")
+    np.save(folder / "shift.npy", np.ones((1, 2), dtype=np.float32))
+    assert run("inspect", folder / "two.onnx").exit_code == 2
+    asked = "inspect", folder / "two.onnx", "--fix", f"shift={folder / 'shift.npy'}", "--output", "z", "--json", "-"
+    for cut, parameters in (((), 6), (("--perturb", "y"), 3)):  # a bias with one factor is left
+        done = run(*asked, *cut)
+        assert done.exit_code == 0, done.output
+        assert sum(node["parameters"] for node in json.loads(done.stdout)["nodes"]) == parameters
+
+
 def test_a_mask_of_no_entries_gets_a_word(folder: Path) -> None:
     np.save(folder / "none.npy", np.zeros(2, dtype=bool))
     asked = "verify", folder / "net.onnx", "--data", folder / "data.npz", "--eps", 0.2, "--only", folder / "none.npy"

@@ -118,3 +118,29 @@ SEEN = torch.tensor([[True, False], [False, False]])
 def test_what_cannot_be_used_is_named(module, example, said):
     with pytest.raises(ModelError, match=said):
         from_torch(module, example)
+
+
+class Padded(nn.Module):
+    """In evaluation mode torch leaves padding out, and zeros in its place; the exporter does not."""
+
+    def __init__(self, shortcut: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=shortcut)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.body(x, src_key_padding_mask=padding)
+        return found.mean(1)
+
+
+@pytest.mark.slow
+def test_an_export_that_is_not_the_module_is_refused() -> None:
+    torch.manual_seed(0)
+    example = torch.randn(1, 3, 4), torch.tensor([[False, False, True]])
+    with pytest.raises(ModelError, match=r"exports differs from the module by .*enable_nested_tensor=False"):
+        from_torch(Padded(True), example)
+    module = Padded(False).eval()
+    network = from_torch(module, example)
+    with torch.no_grad():
+        expected = module(*example)
+    torch.testing.assert_close(network.graph(example[0].double()[None])[0].float(), expected)

@@ -803,6 +803,24 @@ def _gather_nd(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return _moved(lambda t: t[tuple(np.moveaxis(where, -1, 0))], x)
 
 
+@operator("GatherElements", since=11, operands=(2, 2), axis=INT)
+def _gather_elements(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """For every position of constant indices, the entry that they name along one axis."""
+    x, where = operands
+    shape = _shape(x)
+    axis = _axis(reader, attributes.get("axis", 0), len(shape))
+    if isinstance(where, View) or where.dtype not in (np.int64, np.int32) or where.ndim != len(shape):
+        raise ModelError("indices that are not constant whole numbers, or of other axes than the operand")
+    if any(n > most for place, (n, most) in enumerate(zip(where.shape, shape)) if place != axis):
+        raise ModelError("indices of a shape that the operand does not hold")
+    if ((where < -shape[axis]) | (where >= shape[axis])).any():
+        raise ModelError("an index out of range")
+    _limit(where.size)
+    chosen = list(np.indices(where.shape, sparse=True))
+    chosen[axis] = where
+    return _moved(lambda t: t[tuple(chosen)], x)
+
+
 @operator("Cast", since=6, to=INT)
 def _cast(reader: _Reader, operands: Any, attributes: Any) -> Value:
     """To the type of the input, which a variable has."""

@@ -85,15 +85,10 @@ class Subject:
 
     def networks(self) -> list[Network]:
         """The models, with some inputs fixed and cut at the tensor to perturb."""
-        from ..formats.datasets import load_array, load_dataset
+        from ..formats.datasets import load_dataset
         from ..formats.onnx import load_onnx
 
-        fixed = {}
-        for entry in self.fix:
-            name, equals, file = entry.rpartition("=")
-            if not equals or not name:
-                raise click.BadParameter(f"{entry!r} is not NAME=FILE", param_hint="--fix")
-            fixed[name] = load_array(file)
+        fixed = fixed_inputs(self.fix)
         example = None
         if self.perturb is not None and self.data is not None:
             data = load_dataset(self.data)
@@ -136,6 +131,28 @@ class Subject:
         given = {name: getattr(self, name) for name in (*_NAMES, "fix", "perturb", "output")}
         about = {"models": list(self.models), "data": self.data}
         return about | {name: value for name, value in given.items() if value or name in ("norm", "clip")}
+
+
+def fixed_inputs(given: Sequence[str]) -> dict[str, Any]:
+    """The arrays of ``--fix``, by name."""
+    from ..formats.datasets import load_array
+
+    fixed = {}
+    for entry in given:
+        name, equals, file = entry.rpartition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{entry!r} is not NAME=FILE", param_hint="--fix")
+        fixed[name] = load_array(file)
+    return fixed
+
+
+def model_options(command: Command) -> Command:
+    """The options that say which part of a model file is the network."""
+    return together(
+        click.option("--fix", multiple=True, metavar="NAME=FILE", help="Fix an input of the model to an npy file."),
+        click.option("--perturb", metavar="TENSOR", help="Perturb this tensor of the model, or embeddings."),
+        click.option("--output", metavar="NAME", help="The output to bound, of a model with several."),
+    )(command)
 
 
 def subject_options(ensemble: bool = True, radii: bool = False) -> Callable[[Command], Command]:
@@ -189,7 +206,5 @@ def _options(kind: dict[str, Any], required: bool, numbers: Any, radius: str) ->
             help="npz with embeddings [words, d] and pairs [n, 2] of a word and what may stand for it.",
         ),
         click.option("--at-most", type=click.IntRange(min=0), help="Words that may change at once; default: all."),
-        click.option("--fix", multiple=True, metavar="NAME=FILE", help="Fix an input of the model to an npy file."),
-        click.option("--perturb", metavar="TENSOR", help="Perturb this tensor of the model, or embeddings."),
-        click.option("--output", metavar="NAME", help="The output to bound, of a model with several."),
+        model_options,
     )

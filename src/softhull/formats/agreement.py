@@ -89,7 +89,7 @@ def _compared(network: Network, x: np.ndarray, limits: torch.finfo) -> tuple[np.
     doubtful = np.flatnonzero(~(apart <= explained))
     if len(doubtful):
         with np.errstate(over="ignore"):
-            explained[doubtful] += GRANTED * _rounding(network.graph, torch.from_numpy(x[doubtful]).double(), limits)
+            explained[doubtful] += GRANTED * rounding(network.graph, torch.from_numpy(x[doubtful]).double(), limits)
     # No rounding of the runtime explains that the graph itself has no value where the runtime has one.
     explained[np.isnan(plain).any(1) & ~np.isnan(theirs).any(1)] = 0.0
     return apart, explained, overflow
@@ -108,7 +108,7 @@ def _plain(graph: Graph, x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     return graph.evaluate(x, look), overflow
 
 
-def _rounding(graph: Graph, x: Tensor, limits: torch.finfo) -> np.ndarray:
+def rounding(graph: Graph, x: Tensor, limits: torch.finfo) -> np.ndarray:
     """How far the output of every input moves when every value on the way is disturbed by its rounding: ``[B]``."""
     generator = torch.Generator().manual_seed(0)
 

@@ -41,6 +41,14 @@ OLDEST_OPSET = 7  # before, broadcasting was an attribute; runtimes promise noth
 UNUSUAL = 2.0**100  # larger than any limit that is meant
 ABSORBING = -(2.0**23)  # a logit added to this leaves no trace in single precision
 
+_LISTED = "`softhull operators` lists those that are"
+_JUMPS = "its values jump: leave it out behind the logits, or write it with relu, clip, max or min"
+_ADVICE = {
+    **{kind: f"write its steps out, with nn.{kind}Cell in a loop" for kind in ("GRU", "LSTM", "RNN")},
+    **dict.fromkeys(("ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less"), _JUMPS),
+    **dict.fromkeys(("LessOrEqual", "NonZero", "OneHot", "Round", "Sign"), _JUMPS),
+}
+
 
 def load_onnx(
     path: str | Path,
@@ -213,10 +221,7 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
             arguments = [values[argument] for argument in node.input]
             if any(isinstance(argument, int) for argument in arguments):
                 if node.op_type not in RULES:
-                    advice = "`softhull operators` lists those that are"
-                    if node.op_type in ("GRU", "LSTM", "RNN"):
-                        advice = f"write its steps out, with nn.{node.op_type}Cell in a loop"
-                    raise ModelError(f"this operator is not supported; {advice}")
+                    raise ModelError(f"this operator is not supported; {_ADVICE.get(node.op_type, _LISTED)}")
                 results = RULES[node.op_type].apply(node, arguments, builder, opset, dtypes)
             else:
                 results = constants.fold(node, arguments)
@@ -354,7 +359,9 @@ def _compare(network: Network) -> None:
     except ValueError as error:
         raise ModelError(f"{network.path}: {_reason(error)}") from None
     except Exception as error:
-        raise ModelError(f"{network.path}: onnxruntime refuses it: {_reason(error)}") from None
+        double = network.runtime_dtype == "float64" or network.input_dtype == "float64"
+        advice = "; export the model in single precision, with module.float()" if double else ""
+        raise ModelError(f"{network.path}: onnxruntime refuses it: {_reason(error)}{advice}") from None
     if overflow.all():
         raise ModelError(f"{network.path}: the output is not finite on any random input")
     wrong = ~(overflow | (apart <= explained))

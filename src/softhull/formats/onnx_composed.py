@@ -281,6 +281,23 @@ def _gather_nd(context: Context, x: Value, indices: Value) -> Value:
     return picked(context.graph, variable(x), found)
 
 
+@rule("GatherElements", versions=(11, 13), inputs=2, attributes={"axis": INT})
+def _gather_elements(context: Context, x: Value, indices: Value) -> Value:
+    """For every position of constant indices, the entry that they name along one axis."""
+    where, shape = positions(indices), context.shape(variable(x))
+    axis = axis_of(int(context.attributes.get("axis", 0)), len(shape))
+    size = shape[axis]
+    fits = [n <= most for place, (n, most) in enumerate(zip(where.shape, shape)) if place != axis]
+    if where.ndim != len(shape) or not where.size or not all(fits):
+        raise ModelError(f"indices of shape {where.shape} for a value of shape {shape}")
+    if ((where < -size) | (where >= size)).any():
+        raise ModelError(f"an index is outside a value of shape {shape}")
+    check_size(where.shape)
+    chosen = list(np.indices(where.shape, sparse=True))
+    chosen[axis] = where % size
+    return picked(context.graph, variable(x), _places(context.graph, variable(x))[tuple(chosen)])
+
+
 @rule("DepthToSpace", versions=(1, 11, 13), attributes={"blocksize": INT, "mode": STRING})
 def _depth_to_space(context: Context, x: Value) -> Value:
     """Blocks of channels laid out in space, in either order of the standard."""

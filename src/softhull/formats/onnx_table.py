@@ -14,8 +14,20 @@ SOFTMAX = "softmax bounds and planes; masks leave no trace"
 _KINDS: dict[str, tuple[str, ...]] = {
     EXACT: (
         *("Add", "AveragePool", "BatchNormalization", "Cast", "Concat", "Conv", "ConvTranspose", "DepthToSpace"),
-        *("Dropout", "Expand", "Flatten", "Gather", "GatherND", "GlobalAveragePool", "Identity", "Mean", "Neg", "Pad"),
-        *("ReduceMean", "ReduceSum", "Reshape", "Resize", "RotaryEmbedding", "Shape", "Size", "Slice"),
+        *("Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "Identity"),
+        *(
+            "Mean",
+            "Neg",
+            "Pad",
+            "ReduceMean",
+            "ReduceSum",
+            "Reshape",
+            "Resize",
+            "RotaryEmbedding",
+            "Shape",
+            "Size",
+            "Slice",
+        ),
         *("SpaceToDepth", "Split", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where"),
     ),
     LINES: (

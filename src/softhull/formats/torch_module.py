@@ -9,13 +9,18 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..errors import MissingExtra, ModelError
+from .agreement import GRANTED, rounding
 from .inputs import as_tensor, in_units
 from .network import Network
 from .onnx import parse_onnx
+
+ALIKE = 1e-3  # of the largest output: a difference that needs no explanation
 
 
 def from_torch(
@@ -40,7 +45,7 @@ def from_torch(
     try:
         module.eval()
         with _quiet():
-            _try(module, listed, named, name)
+            answer = _try(module, listed, named, name)
             program = torch.onnx.export(module, listed, kwargs=named or None, dynamo=True, verbose=False)
             if program is None:
                 raise ModelError(f"{name}: torch could not export it to ONNX")
@@ -51,22 +56,49 @@ def from_torch(
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{name}: torch could not export it to ONNX: {_last_cause(error)}") from None
+        reason = _last_cause(error)
+        branches = "data-dependent" in reason
+        advice = "; it decides by values; if by a mask of nn.Transformer, give is_causal=" if branches else ""
+        raise ModelError(f"{name}: torch could not export it to ONNX: {reason}{advice}") from None
     finally:
         module.train(training)
     given = [value for value in (*listed, *named.values()) if isinstance(value, Tensor)]
     fixed = {key: value.detach().cpu().numpy() for key, value in zip(inputs[1:], given[1:])}
-    first = given[0].detach().cpu().numpy() if given and perturb is not None else None
-    return parse_onnx(content, name, None, fixed, perturb, output, first)
+    first = given[0].detach().cpu().numpy() if given else None
+    network = parse_onnx(content, name, None, fixed, perturb, output, None if perturb is None else first)
+    if first is not None:
+        _compare(network, first, answer)
+    return network
 
 
-def _try(module: torch.nn.Module, listed: tuple[Any, ...], named: dict[str, Any], name: str) -> None:
-    """ModelError in the words of the module itself, if it does not take the example."""
+def _compare(network: Network, example: np.ndarray, answer: Any) -> None:
+    """ModelError where the network is not the module: for the example they differ by more than rounding."""
+    x = example if network.front is None else network.front.compute(example)
+    x = np.asarray(x, dtype=network.input_dtype).reshape(1, *network.input_shape)
+    ours = network.replay(x).astype(np.float64).ravel()
+    leaves = [leaf for leaf in tree_leaves(answer) if isinstance(leaf, Tensor) and leaf.numel() == ours.size]
+    theirs = [leaf.detach().cpu().double().numpy().ravel() for leaf in leaves]
+    if not theirs:
+        return
+    apart = min(float(np.where(ours == other, 0.0, np.abs(ours - other)).max(initial=0.0)) for other in theirs)
+    if apart <= ALIKE * np.abs(ours).max(initial=0.0):
+        return
+    limits = torch.finfo(getattr(torch, network.runtime_dtype))
+    if apart <= GRANTED * float(rounding(network.graph, torch.from_numpy(x).double(), limits)[0]):
+        return
+    raise ModelError(
+        f"{network.path}: what torch exports differs from the module by {apart:.2g} for the example; randomness, or a "
+        "shortcut that the module takes (nn.TransformerEncoder: set enable_nested_tensor=False)"
+    )
+
+
+def _try(module: torch.nn.Module, listed: tuple[Any, ...], named: dict[str, Any], name: str) -> Any:
+    """What the module gives for the example; ModelError in its own words, if it does not take it."""
     given = [*listed, *named.values()]
     shapes = ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in given)
     try:
         with torch.no_grad():
-            module(*listed, **named)
+            return module(*listed, **named)
     except Exception as error:
         advice = "" if any(isinstance(part, Tensor) for part in given) else "; give a tensor (torch.as_tensor)"
         if len(given) == 1 and _takes_channels_first(module, given[0]):

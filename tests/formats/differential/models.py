@@ -341,12 +341,22 @@ def _pad(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     return str(w.op("Pad", x, w.ints(*pads), *more, **mode))
 
 
+def _picked(w: Writer, x: str, shape: tuple[int, ...]) -> str:
+    """Entries along an axis, at as many positions of the others as there are, or fewer."""
+    axis = int(w.rng.integers(-3, 3))
+    sizes = [int(w.rng.integers(1, size + 1)) for size in shape]
+    sizes[axis] = int(w.rng.integers(1, 5))
+    where = w.const(w.rng.integers(-shape[axis], shape[axis], size=sizes), w.pick(np.int64, np.int32))
+    return str(w.op("GatherElements", x, where, **w.maybe(axis=axis)))
+
+
 _each(
     CUBES,
     Tile=lambda w, x, shape: str(w.op("Tile", x, w.ints(*(int(n) for n in w.rng.integers(1, 3, size=3))))),
     GatherND=lambda w, x, shape: str(
         w.op("GatherND", x, w.const(w.rng.integers(-1, 1, size=w.pick((2, 3), (1, 2), (2, 2, 1))), np.int64))
     ),
+    GatherElements=lambda w, x, shape: _picked(w, x, shape),
     Mean=lambda w, x, shape: str(w.op("Mean", x, *w.pick([], [w.normal(*shape)], [w.op("Neg", x), x]))),
     PRelu=lambda w, x, shape: str(
         w.op("PRelu", w.op("Sub", x, w.const(3.0)), w.normal(*w.pick((), (1,), (shape[2],), (shape[1], 1), shape)))
