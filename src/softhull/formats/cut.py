@@ -227,9 +227,9 @@ def _find(model: Any, name: str, perturb: str, input_name: str) -> str:
         if node.op_type == "Gather" and node.input[0] in tables and node.input[1] in moving | {input_name}
     ]
     if len(found) != 1:
-        tables = f"{len(found)} tables are ({', '.join(map(quoted, found[:8]))})" if found else "no table is"
+        several = f"{len(found)} tables are ({', '.join(map(quoted, found[:8]))})" if found else "no table is"
         raise ModelError(
-            f"{name}: embeddings: {tables} looked up by the input {input_name!r}; name the tensor to perturb"
+            f"{name}: embeddings: {several} looked up by the input {input_name!r}; name the tensor to perturb"
         )
     return found[0]
 

@@ -293,7 +293,7 @@ def _gather_elements(context: Context, x: Value, indices: Value) -> Value:
     if ((where < -size) | (where >= size)).any():
         raise ModelError(f"an index is outside a value of shape {shape}")
     check_size(where.shape)
-    chosen = list(np.indices(where.shape, sparse=True))
+    chosen: list[np.ndarray] = list(np.indices(where.shape, sparse=True))
     chosen[axis] = where % size
     return picked(context.graph, variable(x), _places(context.graph, variable(x))[tuple(chosen)])
 
