@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import softhull
-from softhull.certificates.write import class_certificate
+from softhull.certificates.write import NoProof, class_certificate
 from softhull.checker.certificate import write_certificate
 
 from ..formats.onnx_models import Builder, build
@@ -45,6 +45,15 @@ def _normalized(b: Builder, x: str) -> str:
     """As torch exports ``F.normalize``."""
     length = b.op("Clip", b.op("ReduceL2", x, axes=[2]), b.const(1e-12))
     return str(b.op("Div", x, b.op("Expand", length, b.ints(1, 4, 3))))
+
+
+def _softplus(threshold: float) -> Make:
+    """As torch exports it."""
+    return lambda b, x: str(b.op("Where", b.op("Greater", x, b.const(threshold)), x, b.op("Softplus", x)))
+
+
+def _along_an_axis(b: Builder, x: str) -> str:
+    return str(b.op("GatherElements", x, b.const([[[0, -1], [3, 2], [1, 1]]], np.int64), axis=2))
 
 
 def _two_pictures(b: Builder, x: str) -> str:
@@ -101,6 +110,8 @@ MIDDLES: dict[str, tuple[Make, int]] = {
     "attention": (_as((1, 1, 3, 4), lambda b, x: str(b.op("Attention", x, x, x, is_causal=1))), 23),
     "rotation": (_as((1, 1, 3, 4), _rotated), 23),
     "weights of eight bits": (_eight_bits, 17),
+    "softplus with a threshold": (_softplus(20.0), 17),
+    "entries along an axis": (_as((1, 3, 4), _along_an_axis), 17),
 }
 
 
@@ -128,6 +139,32 @@ def test_a_class_is_proved_through_the_operator(name, tmp_path):
     write_certificate(proof, class_certificate(path, x, label, softhull.Perturbation(EPS)))
     found = softhull.check_certificate(proof, [path])
     assert found.accepted, found.reason
+
+
+def test_the_jump_of_a_softplus_is_part_of_it(tmp_path):
+    """Above 1 it is x: around 1 its least value is 1, although it is 1.24 at .9 and the curve itself is above that."""
+    x = np.ones((1, 1), dtype=np.float32)
+    for rival, holds in ((0.6, True), (0.99, False), (1.0, False), (1.1, False), (1.2, False)):
+
+        def network(b: Builder, rival: float = rival) -> str:
+            y = _softplus(1.0)(b, "x")
+            return str(b.op("Concat", y, b.op("Add", b.op("Mul", "x", b.const(0.0)), b.const(rival)), axis=1))
+
+        path = _saved(tmp_path / "model.onnx", build((1, 1), network, 17))
+        net = softhull.load_onnx(path)
+        (instance,) = softhull.verify_robustness(net, x, [0], 0.1).to_dict()["instances"]
+        points = torch.linspace(0.9, 1.1, 2001, dtype=torch.float64)[:, None, None]
+        truth = float((net.graph(points)[..., 0] - rival).min())
+        assert instance["bound"] <= truth
+        assert instance["verdict"] != "certified" or truth > 0
+        try:
+            certificate = class_certificate(path, x, 0, softhull.Perturbation(0.1))
+        except NoProof:
+            assert not holds
+            continue
+        assert truth > 0
+        write_certificate(tmp_path / "proof.npz", certificate)
+        assert softhull.check_certificate(tmp_path / "proof.npz", [path]).accepted
 
 
 def _saved(path: Any, content: bytes) -> Any:

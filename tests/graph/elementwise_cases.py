@@ -25,7 +25,7 @@ from softhull.graph.ops.rsqrt import Rsqrt
 from softhull.graph.ops.sigmoid import Sigmoid
 from softhull.graph.ops.silu import Mish, Silu
 from softhull.graph.ops.sine import Cosine, Sine
-from softhull.graph.ops.softplus import Softplus
+from softhull.graph.ops.softplus import Softplus, StraightSoftplus
 from softhull.graph.ops.softsign import Softsign
 from softhull.graph.ops.sqrt import Sqrt
 from softhull.graph.ops.square import Square
@@ -54,13 +54,17 @@ def _mish(x: arb) -> arb:
     return x * grown / (grown + 2)
 
 
+def _softplus(x: arb) -> arb:
+    return (1 + x.exp()).log() if x < 300 else x + (-x).exp().log1p()
+
+
 @dataclass(frozen=True)
 class Case:
     operator: Elementwise
     exact: Callable[[arb], arb]
     domain: str = "all"  # "positive", "nonzero"
     largest: float = 1e3  # beyond which the function overflows
-    widest: float = 8.0  # up to which lines are as good as lines can be
+    widest: float = 8.0  # up to which lines are as good as lines can be; 0 for large jumps, where they are not
 
     @property
     def name(self) -> str:
@@ -71,7 +75,10 @@ CASES = (
     Case(Silu(), lambda x: x / (1 + (-x).exp())),
     Case(Mish(), _mish, largest=300.0),
     Case(Elu(), lambda x: x if x >= 0 else x.expm1()),
-    Case(Softplus(), lambda x: (1 + x.exp()).log() if x < 300 else x + (-x).exp().log1p()),
+    Case(Softplus(), _softplus),
+    Case(StraightSoftplus(20.0), lambda x: x if x > 20 else _softplus(x)),
+    Case(StraightSoftplus(0.3), lambda x: x if x > arb(0.3) else _softplus(x), widest=0.0),
+    Case(StraightSoftplus(-2.0), lambda x: x if x > -2 else _softplus(x), widest=0.0),
     Case(Softsign(), lambda x: x / (1 + abs(x))),
     Case(Cube(), lambda x: x**3),
     Case(TanhGelu(0.7978845834732056, 0.044714998453855515), _written_gelu),

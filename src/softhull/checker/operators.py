@@ -1089,11 +1089,13 @@ def _attention(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Where", since=9, operands=(3, 3))
 def _where(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A constant choice between variables and constants; or a guard behind a softmax.
+    """A constant choice between variables and constants; or a guard behind a softmax, or the cases of a softplus.
 
     Theorem: probabilities are numbers where a row has a visible logit, and in other rows the guard makes them 0.
     """
     condition, a, b = operands
+    if isinstance(condition, Above):
+        return _straight(reader, condition, a, b)
     if isinstance(condition, Undefined):
         if not _same(condition.view, b) or isinstance(a, View) or _real(a).any():
             raise ModelError("anything but 0 where a softmax is not a number")
@@ -1118,6 +1120,38 @@ class Undefined:
 
     def __init__(self, view: View | Emptied) -> None:
         self.view, self.shape, self.size = view, view.shape, view.size
+
+
+class Above:
+    """Whether the entries of a tensor are above a threshold; only the cases of a softplus may ask."""
+
+    def __init__(self, view: View, threshold: float) -> None:
+        self.view, self.threshold, self.shape, self.size = view, threshold, view.shape, view.size
+
+
+@operator("Greater", since=7, operands=(2, 2))
+def _is_above(reader: _Reader, operands: Any, attributes: Any) -> Any:
+    x, threshold = operands
+    if isinstance(threshold, View) or threshold.size != 1 or threshold.ndim > len(_view(x).shape):
+        raise ModelError("a comparison with anything but one constant")
+    return Above(x, float(_real(threshold).ravel()[0]))
+
+
+def _straight(reader: _Reader, above: Above, x: Any, curve: Any) -> View:
+    """``where(x > t, x, softplus(x))``.
+
+    Theorem: for t > 0 it is ``c softplus(x)`` with ``1 - log(1 + exp(-t)) / t <= c <= 1``, because above t it is less
+    than softplus by ``log(1 + exp(-x))``, and softplus is more than t.
+    """
+    node = reader.networks.nodes[curve.node] if isinstance(curve, View) else None
+    if not isinstance(node, Curve) or node.kind != "softplus" or not isinstance(x, View) or not above.threshold > 0:
+        raise ModelError("other cases than those of a softplus with a positive threshold")
+    if curve.shape != x.shape or curve.index.flat != list(range(curve.size)):
+        raise ModelError("a softplus whose entries are in another order")
+    if not _same(above.view, x) or above.shape != x.shape or not _same(node.x, x.flat()):
+        raise ModelError("a softplus of another value than the one that is compared")
+    t = arb(above.threshold)
+    return _scaled(reader, curve, arb(1).union(1 - (-t).exp().log1p() / t))
 
 
 @operator("IsNaN", since=9)

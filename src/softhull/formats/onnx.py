@@ -18,7 +18,7 @@ from ..graph.operator import Operator
 from ..graph.ops.add import Subtract
 from ..graph.ops.clip import Clip
 from ..graph.ops.expand import Expand
-from ..graph.ops.guard import Guard, Undefined
+from ..graph.ops.guard import Above, Guard, Undefined
 from ..graph.ops.log_sum_exp import LogSumExp
 from ..graph.ops.relu import Relu
 from ..graph.ops.reshape import Reshape
@@ -32,7 +32,7 @@ from .cut import MOST_CONSTANTS, cut
 from .external_data import embed_external_data, model_digest
 from .network import LARGEST_INPUT, Network
 from .onnx_constants import ConstantFolder
-from .onnx_rules import RULES, Value
+from .onnx_rules import CASES, RULES, Value
 
 LARGEST_FILE = 2 << 30  # protobuf itself reads no more
 MOST_NODES = 50_000
@@ -45,8 +45,8 @@ _LISTED = "`softhull operators` lists those that are"
 _JUMPS = "its values jump: leave it out behind the logits, or write it with relu, clip, max or min"
 _ADVICE = {
     **{kind: f"write its steps out, with nn.{kind}Cell in a loop" for kind in ("GRU", "LSTM", "RNN")},
-    **dict.fromkeys(("ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less"), _JUMPS),
-    **dict.fromkeys(("LessOrEqual", "NonZero", "OneHot", "Round", "Sign"), _JUMPS),
+    **dict.fromkeys(("ArgMax", "ArgMin", "Ceil", "Floor", "NonZero", "OneHot", "Round", "Sign"), _JUMPS),
+    **dict.fromkeys(("Equal", "GreaterOrEqual", "Less", "LessOrEqual"), CASES),
 }
 
 
@@ -238,6 +238,8 @@ def _translate(model: Any, name: str) -> tuple[Graph, str, str]:
     except ValueError as error:
         raise ModelError(f"{name}: {_reason(error)}") from None
     for left in graph.nodes:
+        if isinstance(left.operator, Above):
+            raise ModelError(f"{name}: node {left.label!r} (Greater): {CASES}")
         if isinstance(left.operator, Guard | Undefined):
             place = f"{name}: node {left.label!r} (IsNaN)"
             raise ModelError(f"{place}: supported only as where(isnan(p), 0, p) directly behind a softmax p")

@@ -29,7 +29,7 @@ from ..graph.ops.erf import Erf
 from ..graph.ops.exp import Exp
 from ..graph.ops.gather import Gather
 from ..graph.ops.gelu import Gelu, TanhGelu
-from ..graph.ops.guard import Guard, Undefined
+from ..graph.ops.guard import Above, Guard, Undefined
 from ..graph.ops.log import Log
 from ..graph.ops.power import Power
 from ..graph.ops.reciprocal import Reciprocal
@@ -39,6 +39,7 @@ from ..graph.ops.sigmoid import Sigmoid
 from ..graph.ops.sine import Cosine, Sine
 from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
+from ..graph.ops.softplus import Softplus, StraightSoftplus
 from ..graph.ops.sqrt import Sqrt
 from ..graph.ops.square import Square
 from ..graph.ops.tanh import Tanh
@@ -387,9 +388,30 @@ def _is_nan(context: Context, x: Value) -> Value:
     return context.graph.add(Undefined(), variable(x))
 
 
+CASES = "it tells cases apart: write them with relu, clip, max or min, and softplus(x) as -logsigmoid(-x)"
+
+
+@rule("Greater", versions=(7, 9, 13), inputs=2)
+def _greater(context: Context, x: Value, threshold: Value) -> Value:
+    """Only the two cases of a softplus may ask for it."""
+    if not isinstance(x, int) or isinstance(threshold, int) or real(threshold).numel() != 1:
+        raise ModelError(CASES)
+    return context.graph.add(Above(float(real(threshold))), x)
+
+
+def _cases(context: Context, above: Above, x: int, a: Value, b: Value) -> Value:
+    """``where(x > threshold, x, softplus(x))``, as torch exports it."""
+    node = context.graph.nodes[variable(b)]
+    if a != x or not isinstance(node.operator, Softplus) or node.inputs != (x,):
+        raise ModelError(CASES)
+    return context.graph.add(StraightSoftplus(above.threshold), x)
+
+
 def _guard(context: Context, condition: int, a: Value, b: Value) -> Value:
-    """``where(isnan(x), 0, x)``, which a softmax behind it explains."""
+    """``where(isnan(x), 0, x)``, which a softmax behind it explains, or the two cases of a softplus."""
     node = context.graph.nodes[condition] if condition >= 0 else None
+    if node is not None and isinstance(node.operator, Above):
+        return _cases(context, node.operator, node.inputs[0], a, b)
     if node is None or not isinstance(node.operator, Undefined) or node.inputs != (b,):
         raise ModelError("its condition depends on the network input; only where(isnan(p), 0, p) is supported")
     shape = context.graph.shape(variable(b))

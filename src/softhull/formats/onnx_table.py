@@ -39,6 +39,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
             "Erf",
             "Exp",
             "Gelu",
+            "Greater",
             "HardSigmoid",
             "HardSwish",
             "LeakyRelu",
@@ -70,6 +71,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 }
 # What a relaxation says beside its kind.
 _NOTES = {
+    "Greater": "where(x > t, x, softplus(x)), as torch exports softplus",
     "Div": "exact by a constant",
     "Mul": "exact by a constant; x sigmoid(x) is one curve",
     "MatMul": "exact by a constant",

@@ -362,6 +362,7 @@ _each(
         w.op("PRelu", w.op("Sub", x, w.const(3.0)), w.normal(*w.pick((), (1,), (shape[2],), (shape[1], 1), shape)))
     ),
     IsNaN=lambda w, x, shape: _guarded(w, x, shape),
+    Greater=lambda w, x, shape: _straight(w, w.op("Mul", x, w.const(w.pick(1.0, 30.0)))),
 )
 
 
@@ -369,6 +370,11 @@ _each(
 def _log_softmax(w: Writer, x: str, shape: tuple[int, ...]) -> str:
     axis = int(w.rng.integers(-len(shape), len(shape)))
     return str(w.op("LogSoftmax", w.op("Mul", x, w.normal(*shape)), **w.maybe(axis=axis)))
+
+
+def _straight(w: Writer, x: str) -> str:
+    """A softplus as torch exports it: the number itself above a threshold."""
+    return str(w.op("Where", w.op("Greater", x, w.const(w.pick(20.0, 25.0))), x, w.op("Softplus", x)))
 
 
 def _guarded(w: Writer, x: str, shape: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""``where(isnan(x), 0, x)``, which exporters write behind a softmax whose rows may be masked completely."""
+"""Conditions that exporters write: ``where(isnan(p), 0, p)`` behind a softmax, ``where(x > t, x, softplus(x))``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ class Undefined(Operator):
 
     def interval(self, *inputs: Interval) -> Interval:
         raise NotImplementedError("a network that asks whether a value is a number")
+
+
+@dataclass(frozen=True)
+class Above(Operator):
+    """``x > threshold``: serves to recognise cases and is in no finished graph."""
+
+    name: ClassVar[str] = "Above"
+    threshold: float
+
+    def value(self, *inputs: Tensor) -> Tensor:
+        return (inputs[0] > self.threshold).to(inputs[0])
+
+    def interval(self, *inputs: Interval) -> Interval:
+        raise NotImplementedError("a network that tells cases apart")
 
 
 @dataclass(frozen=True)
