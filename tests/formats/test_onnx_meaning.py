@@ -264,7 +264,7 @@ def test_the_rounding_of_an_output_without_dimensions():
     builder = Builder(13)
     total = builder.op("ReduceSum", builder.op("Mul", "x", builder.const(np.pi)), keepdims=0)
     graph = parse_onnx(builder.model(total, (8,)).SerializeToString(), "one.onnx", None).graph
-    moved = agreement._rounding(graph, torch.ones(3, 8, dtype=torch.float64), torch.finfo(torch.float32))
+    moved = agreement.rounding(graph, torch.ones(3, 8, dtype=torch.float64), torch.finfo(torch.float32))
     assert moved.shape == (3,)
     assert (moved > 0).all()
     assert (moved < 1e-4).all()
