@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -31,6 +31,7 @@ from ..propagate.walk import Claim, Step
 from .cuts import Cut
 from .loop import Cell, Solved
 from .losses import entry_cut
+from .skeleton import Functions, Skeleton, together
 
 # Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
 ROOT, STEPS, TRIED = 30, 5, 2
@@ -42,6 +43,8 @@ RATE = 0.15
 CANDIDATES, DEEP = 8, 6
 # Bytes of walks that are kept for differentiation at once: more cells together gain nothing.
 TOGETHER = 1 << 26
+# Functions between relaxed entries may take this many times what one coefficient tensor may.
+SHORT = 8
 # Gradient steps for the interval of one relaxed entry, and how many entries of an instance get them, at most.
 SHARPENED, ENTRIES = 10, 256
 # Steps are taken in this format, in which what is larger than this share of the outputs is surely positive.
@@ -80,12 +83,18 @@ class CutLeaves:
         # How much of the loss of every root is that of entries that can be cut.
         self.shares: dict[int, float] = {}
         self.sharpen = sharpen
+        self.starts: dict[int, Functions] = {}  # of every problem, where the skeleton of its instance is known
 
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts."""
         if self.sharpen:
-            for root in self.parts.values():
+            for i, root in self.parts.items():
+                root.shorten()
                 root.sharpen()
+                if root.skeleton is not None:
+                    mine = [p for p, owner in enumerate(self.instance) if owner == i]
+                    found = root.skeleton.below(root.last, self.rows[mine])
+                    self.starts |= {p: found.take(torch.tensor([k])) for k, p in enumerate(mine)}
         return self._bounded([Cell(p, ()) for p in range(len(self.instance))], ROOT)
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
@@ -123,7 +132,10 @@ class CutLeaves:
 
     def _batch(self, root: _Root, cells: Sequence[Cell]) -> _Batch:
         problems = torch.tensor([cell.problem for cell in cells])
-        return _Batch(root, cells, self.rows[problems], self.offsets[problems])
+        start = None
+        if root.skeleton is not None:
+            start = together([self.starts[cell.problem] for cell in cells])
+        return _Batch(root, cells, self.rows[problems], self.offsets[problems], start=start)
 
 
 @dataclass(frozen=True)
@@ -171,6 +183,18 @@ class _Root:
         for part in self.relaxed.values():
             for k, entry in enumerate(part.entries.tolist()):
                 self.narrowed.setdefault((part.before, entry), []).append(part.every.start + k)
+        self.skeleton: Skeleton | None = None
+
+    def shorten(self) -> None:
+        """Find the functions between relaxed entries, where they are not too many."""
+        count, inputs = len(self.warm.lower), math.prod(self.graph.input_shape)
+        finite = all(
+            bool(self.sizes(i).isfinite().all())
+            for i in (-1, *self.relaxed, *(p.before for p in self.relaxed.values()))
+        )
+        if count and finite and 2 * count * (count + inputs) * 8 <= SHORT * self.bounds.memory:
+            self.skeleton = Skeleton(self.bounds, self.relaxed)
+            self.together = max(1, min(TOGETHER, 32 * self.bounds.memory) // (16 * (inputs + 16 * count)))
 
     @cached_property
     def quick(self) -> _Root:
@@ -179,6 +203,7 @@ class _Root:
         found.bounds = self.bounds.to_search(FORMAT)
         found.graph = found.bounds.graph
         found.relaxed = {i: replace(part, base=brought(part.base, FORMAT)) for i, part in self.relaxed.items()}
+        found.skeleton = self.skeleton and self.skeleton.to_search(FORMAT, found.bounds)
         return found
 
     def sharpen(self) -> None:
@@ -199,13 +224,18 @@ class _Root:
     def _ends(self, part: _Relaxed, chosen: Tensor, sign: float) -> Tensor:
         """Lower bounds on some of the entries that are relaxed at a node, or on their negatives."""
         found = []
-        for some in pieces(part.entries[chosen], self.together):
+        for some_of in pieces(chosen, self.together):
+            some = part.entries[some_of]
             self.bounds.check_time()
             rows = self.warm.lower.new_zeros(len(some), math.prod(self.graph.shape_of(part.before)))
             rows.scatter_(1, some[:, None], sign)
             rows = rows.reshape(-1, *self.graph.shape_of(part.before))
             cells = [Cell(0, ())] * len(some)
-            batch = _Batch(self, cells, rows, rows.new_zeros(len(some)), part.before)
+            start = None
+            if self.skeleton is not None:
+                own = next(layer for layer in self.skeleton.layers.values() if layer.every == part.every).functions
+                start = own.take(some_of + (0 if sign > 0 else len(part.entries)))
+            batch = _Batch(self, cells, rows, rows.new_zeros(len(some)), part.before, start)
             low, _ = batch.lower_bounds(*batch.ascended(SHARPENED, rows.new_full((len(some),), math.inf)))
             found.append(torch.where(low.isnan(), -math.inf, low))
         return torch.cat(found)
@@ -216,13 +246,23 @@ class _Root:
         return found.flatten()
 
 
+# By activation: the coefficients [S, n] that its relaxed entries were met with, and their lines.
+Met = dict[int, tuple[Tensor, Lines]]
+
+
 class _Batch:
     """Some cells of one instance: row s of a walk is cell s; ``rows`` are about a node, by default the output."""
 
     def __init__(
-        self, root: _Root, cells: Sequence[Cell], rows: Tensor, offsets: Tensor, node: int | None = None
+        self,
+        root: _Root,
+        cells: Sequence[Cell],
+        rows: Tensor,
+        offsets: Tensor,
+        node: int | None = None,
+        start: Functions | None = None,
     ) -> None:
-        self.root, self.cells, self.rows, self.offsets = root, cells, rows, offsets
+        self.root, self.cells, self.rows, self.offsets, self.start = root, cells, rows, offsets, start
         self.node = root.last if node is None else node
         warms: list[Warm] = [root.warm if cell.warm is None else cell.warm for cell in cells]
         self.lower = torch.stack([warm.lower for warm in warms])  # [S, E]
@@ -240,39 +280,74 @@ class _Batch:
     def _place(self) -> None:
         """The cuts of all cells by the node that they cut, and the intervals that they narrow."""
         found: dict[int, list[tuple[int, int, int, int]]] = {}
+        narrowed, every = [], self.lower.shape[1]
         for s, cell in enumerate(self.cells):
             for c, cut in enumerate(cell.path):
-                self.sign[s, c], self.threshold[s, c] = (1.0 if cut.below else -1.0), cut.threshold
                 found.setdefault(cut.node, []).append((s, c, cut.plus, -1 if cut.minus is None else cut.minus))
-                for e in self.root.narrowed.get((cut.node, cut.plus), ()) if cut.minus is None else ():
-                    if cut.below:
-                        self.upper[s, e] = min(float(self.upper[s, e]), cut.threshold)
-                    else:
-                        self.lower[s, e] = max(float(self.lower[s, e]), cut.threshold)
+                entries = self.root.narrowed.get((cut.node, cut.plus), ()) if cut.minus is None else ()
+                narrowed += [(cut.below, s * every + e, cut.threshold) for e in entries]
+            if cell.path:
+                self.sign[s, : len(cell.path)] = self.rows.new_tensor([1.0 if cut.below else -1.0 for cut in cell.path])
+                self.threshold[s, : len(cell.path)] = self.rows.new_tensor([cut.threshold for cut in cell.path])
+        for ends, side, kind in ((self.upper, True, "amin"), (self.lower, False, "amax")):
+            mine = [(place, t) for below, place, t in narrowed if below is side]
+            if mine:
+                places, thresholds = zip(*mine)
+                at = torch.tensor(places, device=ends.device)
+                ends.view(-1).scatter_reduce_(0, at, ends.new_tensor(thresholds), kind)
         self.empty = (self.lower > self.upper).any(1)
         self.lower, self.upper = torch.minimum(self.lower, self.upper), torch.maximum(self.lower, self.upper)
         self.places = {node: torch.tensor(rows, device=self.rows.device).T for node, rows in found.items()}
+        # By cell and cut, the first of the relaxed entries that it narrows; what is behind the last cut meets none.
+        self.entries = torch.zeros_like(self.sign, dtype=torch.long)
+        for s, cell in enumerate(self.cells if self.start is not None else ()):
+            if cell.path:
+                firsts = [self.root.narrowed[cut.node, cut.plus][0] for cut in cell.path]
+                self.entries[s, : len(firsts)] = torch.tensor(firsts, device=self.entries.device)
 
     def solved(self, steps: int, explain: bool) -> list[Solved]:
         """Bounds of the cells of one instance; with ``explain`` also the cuts to try next."""
         sizes = self.rows.flatten(1).abs() @ self.root.sizes(self.node) + self.offsets.abs()
         lines, on_cuts = self.ascended(steps, POSITIVE * sizes)
-        walk = _CutWalk(self.root.bounds, self, lines)
-        bound, claim = self._lower(walk, on_cuts)
+        met: Met = {}
+        bound, claim = self.lower_bounds(lines, on_cuts, met)
         value = torch.where(self.empty, math.inf, torch.where(bound.isnan(), -math.inf, bound)).tolist()
         if not explain:
             return [Solved(low) for low in value]
         x = self._attained(claim)
-        cuts = self._candidates(walk, x, bound)
+        cuts = self._candidates(met, x, bound)
         found = []
         for s, (cell, low) in enumerate(zip(self.cells, value)):
             warm = Warm(self.lower[s], self.upper[s], lines[:, s].clone(), on_cuts[s, : len(cell.path)].clone())
             found.append(Solved(low, cuts[s], warm, x[s], warm.size))
         return found
 
-    def lower_bounds(self, lines: Tensor, on_cuts: Tensor) -> tuple[Tensor, Claim]:
-        """Lower bounds ``[S]`` with some lines and multipliers, and the claim at the input that they come from."""
-        return self._lower(_CutWalk(self.root.bounds, self, lines), on_cuts)
+    def lower_bounds(self, lines: Tensor, on_cuts: Tensor, met: Met | None = None) -> tuple[Tensor, Claim]:
+        """Lower bounds ``[S]`` with some lines and multipliers, and the claim at the input that they come from.
+
+        ``met`` is told what the relaxed entries were met with.
+        """
+        met = {} if met is None else met
+        skeleton = self.root.skeleton
+        if self.start is None or skeleton is None:
+            return self._lower(_CutWalk(self.root.bounds, self, lines, met), on_cuts)
+        parts = self.root.relaxed.values()
+        found = [
+            part.operator.lines(self.lower[:, part.every], self.upper[:, part.every], lines[:, :, part.every])
+            for part in parts
+        ]
+        every = Lines(*(torch.cat([getattr(own, f.name) for own in found], 1) for f in fields(Lines)))
+        weights = on_cuts * self.sign
+        added = torch.zeros_like(self.lower).scatter_add(1, self.entries, weights)
+        claim, coefficients = skeleton.back(self.start, every, added)
+        claim.constant = claim.constant - (weights * self.threshold).sum(1, keepdim=True)
+        bounds = self.root.bounds
+        if bounds.outward:  # multipliers of one entry are added up, and all products with thresholds
+            lost = weights.abs() * (self.threshold.abs() + skeleton.sizes[self.entries])
+            claim.charge = claim.charge + bounds.share(on_cuts.shape[1] + 1) * lost.sum(1, keepdim=True)
+        for (index, part), own in zip(self.root.relaxed.items(), found):
+            met[index] = coefficients[:, part.every].detach(), own
+        return self._less_offsets(claim), claim
 
     def ascended(self, steps: int, enough: Tensor) -> tuple[Tensor, Tensor]:
         """The best lines and multipliers after some gradient steps on both.
@@ -295,6 +370,7 @@ class _Batch:
         found.root = self.root.quick
         for name in ("rows", "offsets", "lower", "upper", "lines", "on_cuts", "sign", "threshold"):
             setattr(found, name, getattr(self, name).to(FORMAT))
+        found.start = None if self.start is None else self.start.to(FORMAT)
         return found
 
     def _take(self, some: Tensor) -> _Batch:
@@ -303,8 +379,9 @@ class _Batch:
             return self
         found = copy(self)
         found.cells = [self.cells[s] for s in some.tolist()]
-        for name in ("rows", "offsets", "lower", "upper", "on_cuts", "sign", "threshold", "empty"):
+        for name in ("rows", "offsets", "lower", "upper", "on_cuts", "sign", "threshold", "entries", "empty"):
             setattr(found, name, getattr(self, name)[some])
+        found.start = None if self.start is None else self.start.take(some)
         found.lines = self.lines[:, some]
         place = torch.full((len(self.cells),), -1, dtype=torch.long, device=some.device)
         place[some] = positions(some)
@@ -353,10 +430,15 @@ class _Batch:
         # Multipliers of one entry are added up, and all products with thresholds.
         charge = bounds.share(on_cuts.shape[1] + 1) * lost[:, None]
         claim = walk.back(Claim(pending, constant, charge))
+        return self._less_offsets(claim), claim
+
+    def _less_offsets(self, claim: Claim) -> Tensor:
+        """The bound that a claim at the input gives on what is asked for."""
+        bounds = self.root.bounds
         apart = bounds.input_minimum(claim)[:, 0] - self.offsets
         if bounds.outward:  # the difference may be rounded up
             apart = torch.where(self.offsets == 0, apart, torch.nextafter(apart, torch.full_like(apart, -math.inf)))
-        return apart, claim
+        return apart
 
     # Where to cut
 
@@ -369,14 +451,13 @@ class _Batch:
             (x,) = torch.autograd.grad(region.minimum(A, False).sum(), A)
         return region.project(x[:, 0])
 
-    def _candidates(self, walk: _CutWalk, x: Tensor, bound: Tensor) -> list[list[Cut]]:
+    def _candidates(self, met: Met, x: Tensor, bound: Tensor) -> list[list[Cut]]:
         """The cuts of the entries that lose most, by the account of losses where the bound is attained."""
         values = self.root.graph.values(x)
         scores, nodes, entries, thresholds = [], [], [], []
-        for index, (A, lines) in walk.met.items():
+        for index, (A, lines) in met.items():
             part = self.root.relaxed[index]
             z = (x if part.before < 0 else values[part.before]).flatten(1)[:, part.entries]
-            A = A.flatten(1)[:, part.entries]
             below = lines.lower_slope * z + lines.lower_offset
             above = lines.upper_slope * z + lines.upper_offset
             loss = A * (part.operator.value(z) - torch.where(A >= 0, below, above))
@@ -404,11 +485,9 @@ class _Batch:
 class _CutWalk(LinearWalk):
     """Entrywise nodes by the lines of the cells, all others by the relaxation of the root."""
 
-    def __init__(self, bounds: LinearBounds, batch: _Batch, lines: Tensor) -> None:
+    def __init__(self, bounds: LinearBounds, batch: _Batch, lines: Tensor, met: Met) -> None:
         super().__init__(bounds)
-        self.batch, self.lines = batch, lines
-        # Coefficients and lines of the relaxed entries of the nodes that were met.
-        self.met: dict[int, tuple[Tensor, Lines]] = {}
+        self.batch, self.lines, self.met = batch, lines, met
 
     def step(self, index: int, A: Tensor) -> Step:
         batch = self.batch
@@ -418,7 +497,7 @@ class _CutWalk(LinearWalk):
         ends = batch.lower[:, part.every], batch.upper[:, part.every]
         own = part.operator.lines(*ends, self.lines[:, :, part.every])
         lines = charged(self.bounds, index, own, part.entries)
-        self.met[index] = A.detach(), lines
+        self.met[index] = A.detach().flatten(1)[:, part.entries], lines
         rising = A.flatten(1) >= 0  # [S, n]
         some, base = rising[:, part.entries], part.base
         slope = torch.where(rising, base.lower_slope, base.upper_slope)
