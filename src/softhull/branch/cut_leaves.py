@@ -31,10 +31,10 @@ from ..propagate.walk import Claim, Step
 from .cuts import Cut
 from .loop import Cell, Solved
 from .losses import entry_cut
-from .skeleton import Functions, Skeleton, together
+from .skeleton import Functions, Relaxed, Skeleton, together
 
 # Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
-ROOT, STEPS, TRIED = 30, 5, 2
+ROOT, STEPS, TRIED = 30, 10, 2
 # Steps of a cell that nothing can be cut of any more: its multipliers are all that is left to gain.
 LAST = 150
 RATE = 0.15
@@ -138,17 +138,6 @@ class CutLeaves:
         return _Batch(root, cells, self.rows[problems], self.offsets[problems], start=start)
 
 
-@dataclass(frozen=True)
-class _Relaxed:
-    """The entries of one entrywise node that are relaxed, and where they are in the vector of all of them."""
-
-    before: int  # the node that is cut
-    operator: Elementwise
-    entries: Tensor
-    every: slice
-    base: Lines  # of all entries of the node over the whole region, [1, n]
-
-
 class _Root:
     """One instance: what is known of it, and which of its entries are relaxed."""
 
@@ -156,7 +145,7 @@ class _Root:
         self.bounds, self.graph = bounds, bounds.graph
         self.last = len(self.graph.nodes) - 1
         bounds.prepare(self.last)
-        self.relaxed: dict[int, _Relaxed] = {}
+        self.relaxed: dict[int, Relaxed] = {}
         start = bounds.region.lower.new_zeros(0)
         lowers, uppers, lines, first = [start], [start], [start.expand(2, 0)], 0
         for index, node in enumerate(self.graph.nodes):
@@ -168,7 +157,7 @@ class _Root:
             entries = apart[0].nonzero()[:, 0]
             every = slice(first, first + len(entries))
             base = charged(bounds, index, plain, torch.arange(low.shape[1], device=low.device))
-            self.relaxed[index] = _Relaxed(node.inputs[0], node.operator, entries, every, base)
+            self.relaxed[index] = Relaxed(node.inputs[0], node.operator, entries, every, base)
             first += len(entries)
             lowers.append(low[0, entries])
             uppers.append(high[0, entries])
@@ -193,7 +182,7 @@ class _Root:
             for i in (-1, *self.relaxed, *(p.before for p in self.relaxed.values()))
         )
         if count and finite and 2 * count * (count + inputs) * 8 <= SHORT * self.bounds.memory:
-            self.skeleton = Skeleton(self.bounds, self.relaxed)
+            self.skeleton = Skeleton(self.bounds.jointly(), self.relaxed)
             self.together = max(1, min(TOGETHER, 32 * self.bounds.memory) // (16 * (inputs + 16 * count)))
 
     @cached_property
@@ -221,7 +210,7 @@ class _Root:
             if len(lower):
                 before.add(part.before)
 
-    def _ends(self, part: _Relaxed, chosen: Tensor, sign: float) -> Tensor:
+    def _ends(self, part: Relaxed, chosen: Tensor, sign: float) -> Tensor:
         """Lower bounds on some of the entries that are relaxed at a node, or on their negatives."""
         found = []
         for some_of in pieces(chosen, self.together):
@@ -272,38 +261,35 @@ class _Batch:
         self.on_cuts, self.sign, self.threshold = (rows.new_zeros(S, C) for _ in range(3))
         for s, warm in enumerate(warms):
             self.on_cuts[s, : len(warm.on_cuts)] = warm.on_cuts
-        # By node: row, cut, and the two entries of every cut of it (-1: none).
+        # By node: row, cut, and the two entries of every cut of it (-1: none). By row and cut: the relaxed entry.
         self.places: dict[int, Tensor] = {}
+        self.entries = torch.zeros_like(self.sign, dtype=torch.long)
         self.shares = [0.0] * S  # of the loss, by entries that can be cut
         self._place()
 
     def _place(self) -> None:
         """The cuts of all cells by the node that they cut, and the intervals that they narrow."""
-        found: dict[int, list[tuple[int, int, int, int]]] = {}
-        narrowed, every = [], self.lower.shape[1]
+        table, narrowed, every = [], [], self.lower.shape[1]
         for s, cell in enumerate(self.cells):
             for c, cut in enumerate(cell.path):
-                found.setdefault(cut.node, []).append((s, c, cut.plus, -1 if cut.minus is None else cut.minus))
-                entries = self.root.narrowed.get((cut.node, cut.plus), ()) if cut.minus is None else ()
-                narrowed += [(cut.below, s * every + e, cut.threshold) for e in entries]
-            if cell.path:
-                self.sign[s, : len(cell.path)] = self.rows.new_tensor([1.0 if cut.below else -1.0 for cut in cell.path])
-                self.threshold[s, : len(cell.path)] = self.rows.new_tensor([cut.threshold for cut in cell.path])
+                own = self.root.narrowed.get((cut.node, cut.plus), ()) if cut.minus is None else ()
+                minus = -1 if cut.minus is None else cut.minus
+                table.append((s, c, cut.node, cut.plus, minus, own[0] if own else 0, 1 if cut.below else -1))
+                narrowed += [(s * every + e, cut.threshold, cut.below) for e in own]
+        if table:
+            s, c, node, plus, minus, entry, sign = torch.tensor(table, device=self.rows.device).T
+            self.sign[s, c], self.entries[s, c] = sign.to(self.sign), entry
+            self.threshold[s, c] = self.rows.new_tensor([cut.threshold for cell in self.cells for cut in cell.path])
+            for number in node.unique().tolist():
+                self.places[number] = torch.stack((s, c, plus, minus))[:, node == number]
         for ends, side, kind in ((self.upper, True, "amin"), (self.lower, False, "amax")):
-            mine = [(place, t) for below, place, t in narrowed if below is side]
+            mine = [(place, threshold) for place, threshold, below in narrowed if below is side]
             if mine:
                 places, thresholds = zip(*mine)
                 at = torch.tensor(places, device=ends.device)
                 ends.view(-1).scatter_reduce_(0, at, ends.new_tensor(thresholds), kind)
         self.empty = (self.lower > self.upper).any(1)
         self.lower, self.upper = torch.minimum(self.lower, self.upper), torch.maximum(self.lower, self.upper)
-        self.places = {node: torch.tensor(rows, device=self.rows.device).T for node, rows in found.items()}
-        # By cell and cut, the first of the relaxed entries that it narrows; what is behind the last cut meets none.
-        self.entries = torch.zeros_like(self.sign, dtype=torch.long)
-        for s, cell in enumerate(self.cells if self.start is not None else ()):
-            if cell.path:
-                firsts = [self.root.narrowed[cut.node, cut.plus][0] for cut in cell.path]
-                self.entries[s, : len(firsts)] = torch.tensor(firsts, device=self.entries.device)
 
     def solved(self, steps: int, explain: bool) -> list[Solved]:
         """Bounds of the cells of one instance; with ``explain`` also the cuts to try next."""
@@ -451,13 +437,26 @@ class _Batch:
             (x,) = torch.autograd.grad(region.minimum(A, False).sum(), A)
         return region.project(x[:, 0])
 
+    def _seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes into the relaxed entries ``[S, E]`` at some inputs, and the margin there; for cells nearly so."""
+        if self.start is not None and self.root.skeleton is not None and all(cell.path for cell in self.cells):
+            quick, start = self.root.quick, self.start.to(FORMAT)
+            assert quick.skeleton is not None
+            inside, given = quick.skeleton.seen(x.to(FORMAT))
+            margin = (start.on_input * x.flatten(1)).sum(1) + (start.on_values * given).sum(1) + start.constant
+            return inside.to(x), margin.to(x) - self.offsets
+        values, inside = list(self.root.graph.values(x)), torch.zeros_like(self.lower)
+        for part in self.root.relaxed.values():
+            inside[:, part.every] = (x if part.before < 0 else values[part.before]).flatten(1)[:, part.entries]
+        return inside, (values[-1].flatten(1) * self.rows.flatten(1)).sum(1) - self.offsets
+
     def _candidates(self, met: Met, x: Tensor, bound: Tensor) -> list[list[Cut]]:
         """The cuts of the entries that lose most, by the account of losses where the bound is attained."""
-        values = self.root.graph.values(x)
+        inside, margin = self._seen(x)
         scores, nodes, entries, thresholds = [], [], [], []
         for index, (A, lines) in met.items():
             part = self.root.relaxed[index]
-            z = (x if part.before < 0 else values[part.before]).flatten(1)[:, part.entries]
+            z = inside[:, part.every]
             below = lines.lower_slope * z + lines.lower_offset
             above = lines.upper_slope * z + lines.upper_offset
             loss = A * (part.operator.value(z) - torch.where(A >= 0, below, above))
@@ -469,7 +468,6 @@ class _Batch:
             entries += part.entries.tolist()
         if not nodes:
             return [[] for _ in self.cells]
-        margin = (values[-1].flatten(1) * self.rows.flatten(1)).sum(1) - self.offsets
         every = torch.cat(scores, 1)
         self.shares = (every.sum(1) / (margin - bound)).tolist()
         best, where = every.topk(min(CANDIDATES, len(nodes)), 1)

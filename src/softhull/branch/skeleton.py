@@ -15,25 +15,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..graph.operator import Lines
+from ..graph.operator import Elementwise, Lines
 from ..graph.rounding import largest
 from ..propagate.crown import LinearBounds, LinearWalk
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim, Step
 
 
-class Entries(Protocol):
+@dataclass(frozen=True)
+class Relaxed:
     """The entries of one entrywise node that are relaxed, and where they are in the vector of all of them."""
 
-    before: int
+    before: int  # the node that is cut
+    operator: Elementwise
     entries: Tensor
     every: slice
-    base: Lines
+    base: Lines  # of all entries of the node over the whole region, [1, n]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Layer:
 class _Stopping(LinearWalk):
     """A linear walk that ends at the input and at the relaxed entries of activations."""
 
-    def __init__(self, bounds: LinearBounds, relaxed: Mapping[int, Entries]) -> None:
+    def __init__(self, bounds: LinearBounds, relaxed: Mapping[int, Relaxed]) -> None:
         super().__init__(bounds)
         self.relaxed = relaxed
         self.met: dict[int, Tensor] = {}
@@ -96,7 +97,7 @@ class _Stopping(LinearWalk):
 class Skeleton:
     """The functions of all relaxed entries of one instance."""
 
-    def __init__(self, bounds: LinearBounds, relaxed: Mapping[int, Entries]) -> None:
+    def __init__(self, bounds: LinearBounds, relaxed: Mapping[int, Relaxed]) -> None:
         self.bounds, self.relaxed = bounds, relaxed
         self.count = max((part.every.stop for part in relaxed.values()), default=0)
         region = bounds.region
@@ -163,6 +164,18 @@ class Skeleton:
         charge = bounds.share(2 * self.count + 4 * len(self.layers)) * lost if bounds.outward else 0 * lost
         shape = bounds.graph.input_shape
         return Claim({-1: on_input.reshape(-1, 1, *shape)}, constant[:, None], charge[:, None]), met
+
+    def seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """About what relaxed entries take in at some inputs ``[S, *shape]``, and what they give: ``[S, E]`` each."""
+        flat = x.flatten(1)
+        inside = flat.new_zeros(len(flat), self.count)
+        values = torch.zeros_like(inside)
+        for index, layer in self.layers.items():
+            found = layer.functions
+            low, high = (flat @ found.on_input.T + values @ found.on_values.T + found.constant).chunk(2, 1)
+            inside[:, layer.every] = (low - high) / 2  # half way between what is below it and what is above
+            values[:, layer.every] = self.relaxed[index].operator.value(inside[:, layer.every])
+        return inside, values
 
     @cached_property
     def _on_input(self) -> Tensor:
