@@ -85,6 +85,11 @@ class CutLeaves:
         self.sharpen = sharpen
         self.starts: dict[int, Functions] = {}  # of every problem, where the skeleton of its instance is known
 
+    @property
+    def short(self) -> bool:
+        """Whether cells are bounded by functions between what can be cut, not by walks through the network."""
+        return all(root.skeleton is not None for root in self.parts.values())
+
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts."""
         if self.sharpen:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
+from ..branch.cut_leaves import CutLeaves
 from ..errors import InvalidInput, SofthullError
 from ..graph.operator import Bilinear, Elementwise, Interval
 from ..graph.ops.normalize import Normalized
@@ -29,7 +30,7 @@ from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_dif
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.sharpen import sharpened
-from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
+from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic, sum_below
 from ..propagate.second_order.sums import sum_of
 from ..propagate.structure import pieces, positions
 from .engine import Work, stages
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 
 # The ways in which a stage may bound a row.
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
-ASCENDED = "second order, gradient"
+ASCENDED, FUNCTIONS = "second order, gradient", "functions between activations"
+# What activations lose is looked at alone where it is this share of all.
+MOSTLY = 0.5
 # A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
 # classes ends with its proof, but one about a score would go on through every stage for digits that nobody reads.
 SETTLED = 1e-3
@@ -91,6 +94,9 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     work.attack_open()
     before = work.claims.least(work.found)
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
+    # A time limit says that somebody waits. There is no certificate of what functions between activations prove.
+    if work.claims.ends and work.effort.deadline < math.inf and not work.effort.proofs:
+        yield from by_functions(work, walks)
     yield from second_order(work, walks, second, curved, method.optimize > 0)
     if method.optimize:
         stayed = ~(work.claims.least(work.found) > before)
@@ -142,6 +148,16 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
         line = f"linear bounds only: {float(gap[k]):.2g} is missing, and what other methods improve costs"
         work.note([int(instance[k])], f"{line} {float(by_products[k]):.2g} ({name} costs {most:.2g})")
     return curved, moving
+
+
+def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
+    """Gradient steps on the lines of activations where these lose most of what the worst open rows lose."""
+    claims, (bounds,) = cast("Margins", work.claims), walks.bounds
+    row, instance = claims.worst_rows(work.found)
+    found = account(bounds, claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape), walks.places(instance))
+    left = instance[found.lost((Elementwise,)) >= MOSTLY * (found.value - found.bound)].sort().values
+    if len(left):
+        yield Shortened(walks.graphs, left, walks.among(left).bounds, (FUNCTIONS,))
 
 
 def second_order(
@@ -330,6 +346,27 @@ class Walks:
     def choices(self, places: Tensor) -> dict[str, Any]:
         """What was chosen for some of the instances, for certificates."""
         return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Shortened(Walks):
+    """Gradient steps on the lines of activations alone: all that is between them is passed once."""
+
+    dear: ClassVar[bool] = True
+
+    def lower(
+        self,
+        way: str,
+        rows: Tensor,
+        places: Tensor | None = None,
+        target: Tensor | None = None,
+        number: int = 0,
+    ) -> Tensor:
+        assert places is not None
+        assert target is not None
+        flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
+        found = CutLeaves(self.bounds[number], places, flat, target[0], sharpen=True).roots()
+        return sum_below(target[0].new_tensor([each.bound for each in found]), target[0])[None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -309,11 +309,11 @@ def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[T
     ball = noise.ball(n, linear.device)
     d = torch.full_like(linear, torch.nan)
     if not found.bases:
-        return _sum_below(found.constant, -noise.radius(linear)), d
+        return sum_below(found.constant, -noise.radius(linear)), d
     goal = pursuit.target - found.constant
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
-        return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
+        return sum_below(found.constant, sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
     problem, lost = found.problem(ball)
     pursuit = replace(pursuit, target=goal + lost)
     if isinstance(problem, LowRankQuadratic):
@@ -323,7 +323,7 @@ def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[T
     else:
         few = min(pursuit.steps, _FEW) if isinstance(problem, BlockQuadratic) else pursuit.steps
         value, d = bound(problem, replace(pursuit, steps=few))
-    return _sum_below(found.constant, _sum_below(value, -lost)), d
+    return sum_below(found.constant, sum_below(value, -lost)), d
 
 
 def _few(entries: int, noise: int) -> bool:
@@ -358,7 +358,7 @@ def _diagonal(t: Tensor) -> Tensor:
     return torch.eye(t.shape[-1], dtype=torch.bool, device=t.device)
 
 
-def _sum_below(a: Tensor, b: Tensor) -> Tensor:
+def sum_below(a: Tensor, b: Tensor) -> Tensor:
     """A number below the real sum, which one operation may have rounded up; -inf where nothing is known."""
     low = torch.nextafter(a + b, torch.full_like(a, -math.inf))
     return torch.where(low.isfinite(), low, -math.inf)
