@@ -80,8 +80,9 @@ class CutLeaves:
         self.instance = instance.tolist()
         self.rows, self.offsets = rows, offsets
         self.parts = {i: _Root(bounds.take(torch.tensor([i], device=instance.device))) for i in set(self.instance)}
-        # How much of the loss of every root is that of entries that can be cut.
+        # How much of the loss of every root is that of entries that can be cut: the share, and the loss itself.
         self.shares: dict[int, float] = {}
+        self.lost: dict[int, float] = {}
         self.sharpen = sharpen
         self.starts: dict[int, Functions] = {}  # of every problem, where the skeleton of its instance is known
 
@@ -129,6 +130,7 @@ class CutLeaves:
                 batch = self._batch(root, [cells[k] for k in part.tolist()])
                 found |= zip(part.tolist(), batch.solved(steps, explain))
                 self.shares |= {cell.problem: share for cell, share in zip(batch.cells, batch.shares) if not cell.path}
+                self.lost |= {cell.problem: lost for cell, lost in zip(batch.cells, batch.lost) if not cell.path}
                 last = [k for k in part.tolist() if explain and not found[k].cuts]
                 if last:
                     batch = self._batch(root, [replace(cells[k], warm=found[k].warm) for k in last])
@@ -269,7 +271,7 @@ class _Batch:
         # By node: row, cut, and the two entries of every cut of it (-1: none). By row and cut: the relaxed entry.
         self.places: dict[int, Tensor] = {}
         self.entries = torch.zeros_like(self.sign, dtype=torch.long)
-        self.shares = [0.0] * S  # of the loss, by entries that can be cut
+        self.shares, self.lost = [0.0] * S, [0.0] * S  # of the loss, by entries that can be cut, and how much
         self._place()
 
     def _place(self) -> None:
@@ -474,7 +476,7 @@ class _Batch:
         if not nodes:
             return [[] for _ in self.cells]
         every = torch.cat(scores, 1)
-        self.shares = (every.sum(1) / (margin - bound)).tolist()
+        self.shares, self.lost = (every.sum(1) / (margin - bound)).tolist(), every.sum(1).tolist()
         best, where = every.topk(min(CANDIDATES, len(nodes)), 1)
         at = torch.cat(thresholds, 1).gather(1, where)
         found = []

@@ -43,8 +43,9 @@ CELLS = SoftmaxBounds(("er",), ("lse",))
 BOXES = 32
 # Where entries that can be cut have a smaller share of the loss than this, other bounds come first.
 HERE = 0.6
-# So many rounds of cuts go before them nevertheless, where cells cost next to nothing.
-LOOK = 10
+# So many cells are cut before them nevertheless, where cells cost next to nothing and entries that can be cut lose more
+# than what is missing.
+LOOK = 1000
 # Steps and restarts of an attack from where the bound of a cell is attained.
 STEPS, RESTARTS = 20, 1
 
@@ -125,7 +126,8 @@ class _Cutting:
             search.grow()
             share = [cells.shares[p] for p in range(len(row)) if search.left(p)]
             if share and sum(share) / len(share) < HERE:
-                if cells.short:
+                left = [problem for problem in range(len(row)) if search.left(problem)]
+                if cells.short and all(search.bound(problem) + cells.lost[problem] > 0 for problem in left):
                     search.run(challenge, LOOK)
                 elsewhere()
                 for problem, place in enumerate(zip(row.tolist(), instance.tolist())):
