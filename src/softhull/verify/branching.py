@@ -50,6 +50,9 @@ LOOK = 1000
 STEPS, RESTARTS = 20, 1
 
 
+Challenge = Callable[[list[int], list[Any]], None]
+
+
 @stages.register(Branch)
 def _(method: Branch, work: Work) -> Iterator[Any]:
     """Boxes of inputs after the method inside; with many inputs, cuts inside the network after linear walks."""
@@ -124,11 +127,7 @@ class _Cutting:
         elsewise: set[int] = set()  # instances that another search tells of
         try:
             search.grow()
-            share = [cells.shares[p] for p in range(len(row)) if search.left(p)]
-            if share and sum(share) / len(share) < HERE:
-                left = [problem for problem in range(len(row)) if search.left(problem)]
-                if cells.short and all(search.bound(problem) + cells.lost[problem] > 0 for problem in left):
-                    search.run(challenge, LOOK)
+            if self._elsewhere_first(search, cells, challenge):
                 elsewhere()
                 for problem, place in enumerate(zip(row.tolist(), instance.tolist())):
                     if self.found.bounds[place] > 0:
@@ -149,6 +148,19 @@ class _Cutting:
         if search.interrupted:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
+
+    def _elsewhere_first(self, search: Search, cells: CutLeaves, challenge: Challenge | None) -> bool:
+        """Whether other bounds come before more cuts; where these cost next to nothing, after a look at some."""
+
+        def left() -> list[int]:
+            return [problem for problem in range(len(search.roots)) if search.left(problem)]
+
+        share = [cells.shares[problem] for problem in left()]
+        if not share or sum(share) / len(share) >= HERE:
+            return False
+        if cells.short and all(search.bound(problem) + cells.lost[problem] > 0 for problem in left()):
+            search.run(challenge, LOOK)
+        return bool(left())
 
     def of_products(self, bounds: LinearBounds) -> bool:
         """Whether cells by second order pay: many of them fit at once."""
@@ -182,9 +194,7 @@ class _Cutting:
         if self.effort.proofs and search.roots:
             self.found.grown[instance] = search.grown(instance)
 
-    def _challenge(
-        self, search: Search, groups: Sequence[Sequence[int]]
-    ) -> Callable[[list[int], list[Any]], None] | None:
+    def _challenge(self, search: Search, groups: Sequence[Sequence[int]]) -> Challenge | None:
         """Attacks from where open cells are worst; what breaks an instance ends the work on it."""
         if self.effort.attack == "never":
             return None
