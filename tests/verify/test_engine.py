@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +23,7 @@ from softhull.verify.problem import Effort, Problem
 from softhull.verify.programs import Programs
 from softhull.verify.score_claims import ScoreClaims
 from softhull.verify.scores import Margin
+from softhull.verify.walks import FUNCTIONS
 from tests.propagate.networks import random_attention
 
 NO_ATTACK = Effort(attack="never")
@@ -171,3 +175,22 @@ def test_what_was_tried_is_written_down():
         assert [step.bound for step in steps] == sorted(step.bound for step in steps)
         assert steps[-1].bound == least[i]
         assert all(step.cpu_seconds >= 0 for step in steps)
+
+
+def test_where_activations_lose_most_functions_between_them_are_tried_with_a_time_limit():
+    """They hold, and what keeps its choices for certificates goes without them."""
+    tried = 0
+    for seed in (6, 8, 11):
+        problem = _margins(seed, 0.15)
+        effort = Effort(attack="never", deadline=time.monotonic() + 600)
+        with_limit = solve(problem, Auto(optimize=0), effort)
+        assert isinstance(problem.claims, Margins)
+        for number in range(20):
+            point = problem.region.sample(torch.Generator().manual_seed(number))
+            values = (problem.claims.rows * problem.graph(point).flatten(1)).sum(-1) - problem.claims.offsets
+            assert bool((with_limit.bounds <= values).all())
+        tried += sum(step.by == FUNCTIONS for steps in with_limit.tried.values() for step in steps)
+        for other in (NO_ATTACK, replace(effort, proofs=True)):
+            without = solve(problem, Auto(optimize=0), other)
+            assert all(step.by != FUNCTIONS for steps in without.tried.values() for step in steps)
+    assert tried
