@@ -45,8 +45,9 @@ CANDIDATES, DEEP = 8, 6
 TOGETHER = 1 << 26
 # Functions between relaxed entries may take this many times what one coefficient tensor may.
 SHORT = 8
-# Gradient steps for the interval of one relaxed entry, and how many entries of an instance get them, at most.
-SHARPENED, ENTRIES = 10, 256
+# Gradient steps for the interval of one relaxed entry, by walks or by functions, and how many entries of an instance
+# get them, at most.
+SHARPENED, BY_FUNCTIONS, ENTRIES = 10, 40, 256
 # Steps are taken in this format, in which what is larger than this share of the outputs is surely positive.
 FORMAT, POSITIVE = torch.float32, 1e-5
 
@@ -232,7 +233,8 @@ class _Root:
                 own = next(layer for layer in self.skeleton.layers.values() if layer.every == part.every).functions
                 start = own.take(some_of + (0 if sign > 0 else len(part.entries)))
             batch = _Batch(self, cells, rows, rows.new_zeros(len(some)), part.before, start)
-            low, _ = batch.lower_bounds(*batch.ascended(SHARPENED, rows.new_full((len(some),), math.inf)))
+            steps = SHARPENED if start is None else BY_FUNCTIONS
+            low, _ = batch.lower_bounds(*batch.ascended(steps, rows.new_full((len(some),), math.inf)))
             found.append(torch.where(low.isnan(), -math.inf, low))
         return torch.cat(found)
 
