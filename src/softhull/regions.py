@@ -438,7 +438,8 @@ class Region:
             step, unit = (x - self.centre).flatten(1), self.unit.flatten(1)
             step = torch.where(unit > 0, step / torch.where(unit > 0, unit, 1.0), 0.0)
             x = self.centre + (unit * _shrink(step, self.eps, self.norm)).reshape(x.shape)
-        return torch.minimum(torch.maximum(x, self.lower), self.upper)
+        # The centre is as exact as it was given; points have the precision of the box, whose ends rounding keeps.
+        return torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.lower)
 
     def descend(self, x: Tensor, gradient: Tensor, share: float) -> Tensor:
         """The point of the region after a step against a gradient that spans this share of it."""
