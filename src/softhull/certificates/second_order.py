@@ -32,14 +32,20 @@ _MORE, _ALWAYS = 1e-9, 1e-16
 class SecondOrder:
     """Forms of every softmax before some tensors, and margins that follow with them."""
 
-    def __init__(self, proof: Proof, views: Sequence[View]) -> None:
+    def __init__(self, proof: Proof) -> None:
         self.proof, self.known = proof, proof.known
         self._errors: dict[int, Floats] = {}  # of the probabilities beside their affine functions, by softmax
         self._near: Floats | None = None  # noise near which rows of a softmax are fitted, or None
         self._worst: Floats | None = None  # noise at which the last quadratic was least
+
+    @staticmethod
+    def claimed(proof: Proof, views: Sequence[View]) -> SecondOrder:
+        """With the forms as steps of the proof."""
+        found = SecondOrder(proof)
         for index in proof.before(views):
             if isinstance(proof.networks.nodes[index], Softmax):
-                self._form(index)
+                found._form(index)
+        return found
 
     def _form(self, index: int) -> None:
         """Better differences of the logits first, then the form, then the planes of ordinary walks anew."""
@@ -219,14 +225,20 @@ class QuadraticRows:
     outputs. These are tangent at ``logits``, one ``[K]`` for every network, or amid what is known.
     """
 
-    def __init__(self, proof: Proof, pairs: Indices, logits: Sequence[Floats] | None = None) -> None:
+    def __init__(self, second_order: SecondOrder) -> None:
+        self.proof, self.second_order = second_order.proof, second_order
+
+    @staticmethod
+    def claimed(proof: Proof, pairs: Indices, logits: Sequence[Floats] | None = None) -> QuadraticRows:
+        """With what is bounded first as steps of the proof."""
         proof.prepare(proof.networks.logits)
-        self.proof, self.second_order = proof, SecondOrder(proof, proof.networks.logits)
+        found = QuadraticRows(SecondOrder.claimed(proof, proof.networks.logits))
         for number, (view, output) in enumerate(zip(proof.networks.logits, proof.networks.probabilities)):
             proof.prepare_softmax(output.node)
             for j, k in pairs.tolist():
-                self.second_order.lead(view, j, k)
+                found.second_order.lead(view, j, k)
             proof.derive_planes(output.node, None if logits is None else logits[number][None])
+        return found
 
     def claim(self, coefficients: Tensor) -> None:
         """Lower bounds on ``-coefficients . (sum of the probabilities)``, one claim for every row ``[R, K]``."""
