@@ -5,7 +5,7 @@ from __future__ import annotations
 from .._arrays import Array, constant, limits, maximum, namespace, sigmoid, where_true
 
 NEWTON_STEPS = 3  # from the starting point below, enough for full double precision (tested)
-ROUNDINGS_OF_ROOT = 16  # in the numbers that the last Newton step is made of, each counted twice
+ROUNDINGS_OF_ROOT = 16  # units charged for the last Newton step: generous, not a count of its operations
 
 
 def chord_slope(a: Array, b: Array) -> Array:
