@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import InvalidInput, MissingExtra, SofthullError
 
 LARGEST_SIZE = 5
-# Units in the last place of a probability, beside which what its tangent leaves counts as rounding: chosen, not counted.
+# Units in the last place of a probability, beside which what its tangent leaves is rounding: chosen, not counted.
 FLAT_UNITS = 64
 GRID_NODES = {1: 129, 2: 65, 3: 17, 4: 9, 5: 7}
 
