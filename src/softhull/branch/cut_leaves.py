@@ -262,7 +262,8 @@ class _Batch:
         value = torch.where(self.empty, math.inf, torch.where(bound.isnan(), -math.inf, bound)).tolist()
         if not explain:
             return [Solved(low) for low in value]
-        x = self._attained(claim)
+        nothing = self.rows.new_zeros(len(self.cells), 1, *self.root.graph.input_shape)
+        x = self.root.bounds.region.attained(claim.pending.get(-1, nothing))
         cuts = self._candidates(walk, x, bound)
         found = []
         for s, (cell, low) in enumerate(zip(self.cells, value)):
@@ -359,15 +360,6 @@ class _Batch:
         return apart, claim
 
     # Where to cut
-
-    def _attained(self, claim: Claim) -> Tensor:
-        """Where the bounds are attained ``[S, *input]``: the slope of the region's minimum in the coefficients."""
-        region, shape = self.root.bounds.region, self.root.graph.input_shape
-        A = claim.pending.get(-1, self.rows.new_zeros(len(self.cells), 1, *shape)).detach()
-        with torch.enable_grad():
-            A = A.requires_grad_()
-            (x,) = torch.autograd.grad(region.minimum(A, False).sum(), A)
-        return region.project(x[:, 0])
 
     def _candidates(self, walk: _CutWalk, x: Tensor, bound: Tensor) -> list[list[Cut]]:
         """The cuts of the entries that lose most, by the account of losses where the bound is attained."""
