@@ -142,3 +142,12 @@ def test_settings_tell_regions_apart():
     ]
     found = [json.dumps(kind.settings(), sort_keys=True) for kind in kinds]
     assert len(set(found)) == len(kinds)
+
+
+@pytest.mark.parametrize("norm", [math.inf, 2, 1])
+def test_projected_points_have_the_precision_of_the_region(norm):
+    x = torch.rand(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    region = Perturbation(0.1, norm).around(x, dtype=torch.float32)
+    y = region.project(x.float() + 1)
+    assert y.dtype == torch.float32
+    assert bool(((region.lower <= y) & (y <= region.upper)).all())

@@ -384,6 +384,16 @@ class Region:
             ball = ball - cost * inner(flat.abs(), centre.abs())
         return torch.maximum(best, ball)
 
+    def attained(self, coefficients: Tensor) -> Tensor:
+        """Inputs ``[S B, ...]`` where ``<c, x>`` is least for ``c [S, B, ...]``, S or B being 1.
+
+        The slope of the minimum in c, which rounding may have put outside.
+        """
+        with torch.enable_grad():
+            c = coefficients.detach().requires_grad_()
+            (x,) = torch.autograd.grad(self.minimum(c, False).sum(), c)
+        return self.project(x.flatten(0, 1))
+
     @cached_property
     def _middle_and_radius(self) -> tuple[Tensor, Tensor, Tensor]:
         """The box as a middle and a radius, and the radius with the rounding of both scalar products added to it.
@@ -428,7 +438,8 @@ class Region:
             step, unit = (x - self.centre).flatten(1), self.unit.flatten(1)
             step = torch.where(unit > 0, step / torch.where(unit > 0, unit, 1.0), 0.0)
             x = self.centre + (unit * _shrink(step, self.eps, self.norm)).reshape(x.shape)
-        return torch.minimum(torch.maximum(x, self.lower), self.upper)
+        # The centre is as exact as it was given; points have the precision of the box, whose ends rounding keeps.
+        return torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.lower)
 
     def descend(self, x: Tensor, gradient: Tensor, share: float) -> Tensor:
         """The point of the region after a step against a gradient that spans this share of it."""

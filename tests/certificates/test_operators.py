@@ -41,12 +41,23 @@ def _eight_bits(b: Builder, x: str) -> str:
     return str(b.op("MatMul", x, b.op("DequantizeLinear", weights, b.const(0.01), b.const(3, np.int8))))
 
 
+def _normalized(b: Builder, x: str) -> str:
+    """As torch exports ``F.normalize``."""
+    length = b.op("Clip", b.op("ReduceL2", x, axes=[2]), b.const(1e-12))
+    return str(b.op("Div", x, b.op("Expand", length, b.ints(1, 4, 3))))
+
+
+def _two_pictures(b: Builder, x: str) -> str:
+    return str(b.op("Reshape", b.op("Conv", x, b.const(KERNEL), auto_pad="SAME_LOWER"), b.ints(1, 24)))
+
+
 _WRITTEN: dict[str, Any] = {
     "antialias": 0,
     "keep_aspect_ratio_policy": "stretch",
     "extrapolation_value": 0.0,
     "exclude_outside": 0,
 }
+KERNEL = np.array([[[0.5, -0.25]], [[1.0, 0.75]]])
 WIDE = np.random.default_rng(5).normal(size=(12, 3)) / 4
 
 MIDDLES: dict[str, tuple[Make, int]] = {
@@ -56,6 +67,17 @@ MIDDLES: dict[str, tuple[Make, int]] = {
     "power 2.5": (_positive(_in_the_middle("Pow", 2.5)), 17),
     "power -2": (_positive(_in_the_middle("Pow", -2.0)), 17),
     "clip": (_in_the_middle("Clip", -1.0, 1.5), 17),
+    "clip below": (_in_the_middle("Clip", -1.0), 17),
+    "clip above": (lambda b, x: str(b.op("Clip", x, "", b.const(1.5))), 17),
+    "clip by attributes": (_in_the_middle("Clip", min=-1.0, max=1.5), 10),
+    "rows of length 1": (_as((1, 4, 3), _normalized), 17),
+    "logarithms of probabilities": (_in_the_middle("LogSoftmax", axis=-1), 17),
+    "an average that is rounded up": (
+        _as((1, 1, 3, 4), _in_the_middle("AveragePool", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1)),
+        17,
+    ),
+    "convolution of two pictures": (_as((2, 1, 6), _two_pictures), 17),
+    "sums of constants": (_in_the_middle("Einsum", np.ones((12, 2)) / 3, equation="ab,cd->ab"), 17),
     "product": (_as((1, 4, 3), _in_the_middle("ReduceProd", axes=[2])), 17),
     "swish": (_in_the_middle("Swish", alpha=1.5), 24),
     "euclidean norm": (_positive(_as((1, 4, 3), _in_the_middle("ReduceL2", axes=[2]))), 17),

@@ -64,8 +64,11 @@ def test_wrong_model(attention: Case, tmp_path: Path) -> None:
     assert "2 were named" in check_certificate(attention.path, attention.models * 2).reason
     content = attention.models[0].read_bytes() + b"\x00"  # whatever the reader makes of it, it is another file
     (tmp_path / "changed.onnx").write_bytes(content)
-    with pytest.raises(ModelError, match=r"changed\.onnx"):
+    with pytest.raises(ModelError, match=rf"about '{attention.models[0].name}', another file than was .*changed\.onnx"):
         check_certificate(attention.path, [tmp_path / "changed.onnx"])
+    (tmp_path / attention.models[0].name).write_bytes(content)
+    with pytest.raises(ModelError, match=r"^(?!.*another file)"):
+        check_certificate(attention.path, [tmp_path / attention.models[0].name])
     model = onnx.load(str(attention.models[0]))
     model.doc_string = "changed"
     onnx.save(model, str(tmp_path / "changed.onnx"))

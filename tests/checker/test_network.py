@@ -50,6 +50,9 @@ OPS: dict[str, tuple[str, list[str], dict[str, Any], dict[str, np.ndarray]]] = {
     "matmul": ("MatMul", ["x", "c"], {}, {"c": np.arange(6, dtype=F).reshape(3, 2)}),
     "matmul left": ("MatMul", ["c", "x"], {}, {"c": np.arange(4, dtype=F).reshape(2, 2)}),
     "gemm": ("Gemm", ["x", "c", "b"], {"transB": 1}, {"c": np.ones((4, 3), F), "b": np.arange(4, dtype=F)}),
+    "gemm alpha": ("Gemm", ["x", "c"], {"alpha": 0.3}, {"c": np.ones((3, 2), F)}),
+    "gemm beta": ("Gemm", ["x", "c", "b"], {"alpha": 2.0, "beta": 0.3}, {"c": np.ones((3, 2), F), "b": np.ones(2, F)}),
+    "gemm no summand": ("Gemm", ["x", "c", "b"], {"beta": 0.0}, {"c": np.ones((3, 2), F), "b": np.ones(2, F)}),
     "gemm a": ("Gemm", ["x", "c"], {"transA": 1}, {"c": np.arange(4, dtype=F).reshape(2, 2)}),
     "einsum": ("Einsum", ["x", "c"], {"equation": "ij,jkl->ilk"}, {"c": np.arange(12, dtype=F).reshape(3, 2, 2)}),
     "einsum of two": ("Einsum", ["x", "x"], {"equation": "ij,kj->ik"}, {}),
@@ -91,6 +94,41 @@ def test_shapes_computed_on_the_way(tmp_path: Path) -> None:
     agrees(save(tmp_path / "m.onnx", nodes, constants, [2, 3]), np.random.default_rng(1))
 
 
+def test_a_part_of_a_shape(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["some"], start=1, end=-1),
+        helper.make_node("Concat", ["some", "rest"], ["flat"], axis=0),
+        helper.make_node("Reshape", ["x", "flat"], ["y"]),
+    ]
+    agrees(save(tmp_path / "m.onnx", nodes, {"rest": np.array([-1])}, [2, 1, 3], 15), np.random.default_rng(1))
+
+
+def test_the_mask_of_a_dropout_is_for_nobody(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Dropout", ["x"], ["h", "mask"]), helper.make_node("Relu", ["h"], ["y"])]
+    agrees(save(tmp_path / "m.onnx", nodes, {}, [1, 3]), np.random.default_rng(1))
+    nodes += [helper.make_node("Where", ["mask", "y", "x"], ["z"])]
+    with pytest.raises(ModelError, match="there is no tensor 'mask' before it"):
+        Networks([save(tmp_path / "m.onnx", nodes, {}, [1, 3])])
+
+
+def test_uneven_parts(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Split", ["x"], ["a", "b"], axis=1, num_outputs=2),
+        helper.make_node("Concat", ["b", "a"], ["y"], axis=1),
+    ]
+    agrees(save(tmp_path / "m.onnx", nodes, {}, [1, 5], 18), np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+def test_logarithms_of_probabilities_inside_a_network(opset: int, tmp_path: Path) -> None:
+    """As the end they are the probabilities themselves, in the middle of a network they are logarithms."""
+    nodes = [
+        helper.make_node("LogSoftmax", ["x"], ["p"], axis=1),
+        helper.make_node("Mul", ["p", "c"], ["y"]),
+    ]
+    agrees(save(tmp_path / "m.onnx", nodes, {"c": np.array([1, -2, 3], F)}, [1, 3], opset), np.random.default_rng(1))
+
+
 def test_wide_broadcasts_are_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["z"]), helper.make_node("Mul", ["x", "z"], ["y"])]
     path = save(tmp_path / "m.onnx", nodes, {"axis": np.array([2])}, [1, 1 << 14])
@@ -105,6 +143,13 @@ def test_softmax_of_old_operator_sets_flattens(tmp_path: Path) -> None:
     ]
     agrees(save(tmp_path / "m.onnx", nodes, {"flat": np.array([1, -1])}, [2, 2, 2], 9), np.random.default_rng(1))
 
+
+LIMITS = {"a": np.array(-0.5, F), "b": np.array(0.25, F), "c": np.array(0.125, F), "d": np.array(1e12, F)}
+LIMITS |= {"least": np.array(np.finfo(F).min), "most": np.array(np.finfo(F).max), "none": np.array(-np.inf, F)}
+CEIL: dict[str, Any] = {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}
+SAME: dict[str, Any] = {"kernel_shape": [2], "strides": [2]}
+SAME_SIDES = ("SAME_UPPER", "SAME_LOWER")
+EQUATIONS = ("ab...,...->a...", "abc,c", "...c,c->...", "abc,d->ab")
 
 # What every operator means in the operator sets in which it changed: (operator set, operator, operands, attributes,
 # constants) on an input of shape [2, 1, 3]. The runtime is the judge.
@@ -141,7 +186,47 @@ VERSIONS: list[tuple[int, str, list[str], dict[str, Any], dict[str, np.ndarray]]
     *((v, "MatMul", ["x", "c"], {}, {"c": np.arange(12, dtype=F).reshape(2, 3, 2)}) for v in (7, 13)),
     *((v, "Einsum", ["x", "c"], {"equation": "abc, ca -> ba"}, {"c": np.ones((3, 2), F)}) for v in (12, 21)),
     *((v, "Identity", ["x"], {}, {}) for v in (7, 13, 16, 21)),
-    *((v, "Relu", ["x"], {}, {}) for v in (7, 13, 14)),
+    *((v, "Relu", ["x"], {}, {}) for v in (7, 13, 14, 26)),
+    *((v, "Squeeze", ["x"], {}, {}) for v in (7, 13, 21)),
+    *((v, "Clip", ["x"], a, {}) for v in (6, 10) for a in ({}, {"min": 0.0}, {"min": -0.5, "max": 0.25})),
+    *((13, "Clip", ["x", *limits], {}, LIMITS) for limits in ("", "c", "b", ["", "b"], "ab", "ac", "cd", ["least"])),
+    (13, "Clip", ["x", "least", "most"], {}, LIMITS),
+    (13, "Clip", ["x", "none", "b"], {}, LIMITS),
+    *((v, "LeakyRelu", ["x"], {"alpha": a}, {}) for v in (7, 16) for a in (-0.5, 3.0)),
+    *((v, "PRelu", ["x", "c"], {}, {"c": np.array(0.25, F)}) for v in (9, 16)),
+    *((v, "LogSoftmax", ["x"], {"axis": a}, {}) for v in (7, 12, 13) for a in (0, 2)),
+    *((9, "Slice", ["x"], {"starts": [s], "ends": [9], "axes": [2]}, {}) for s in (1, -2)),
+    *((v, "Pad", ["x"], {"pads": [0, 1, 2, 0, 0, 1], "value": 0.5}, {}) for v in (7, 10)),
+    (7, "Pad", ["x"], {"pads": [1, 0, 2, 0, 0, 1], "mode": "reflect"}, {}),
+    *((v, "BatchNormalization", ["x", *"cccc"], {}, {"c": np.array([2.0], F)}) for v in (7, 9)),
+    *((v, "MaxPool", ["x"], {"kernel_shape": [2]}, {}) for v in (7, 8, 22)),
+    *((13, n, ["x"], CEIL, {}) for n in ("MaxPool", "AveragePool")),
+    *((19, "AveragePool", ["x"], CEIL | {"count_include_pad": c, "pads": [1, 1]}, {}) for c in (0, 1)),
+    *((13, n, ["x"], SAME | {"auto_pad": a}, {}) for n in ("MaxPool", "AveragePool") for a in SAME_SIDES),
+    *((13, "Conv", ["x", "c"], {"auto_pad": a}, {"c": np.ones((2, 1, 2), F)}) for a in SAME_SIDES),
+    *(
+        (13, n, ["x", "c", "b"], {}, {"c": np.arange(4, dtype=F).reshape(1, 2, 2), "b": np.ones(2, F)})
+        for n in ["ConvTranspose"]
+    ),
+    *((v, "Dropout", ["x"], {"ratio": 0.5}, {}) for v in (7, 10)),
+    *((v, "Dropout", ["x", "c", "t"], {}, {"c": np.array(0.5, F), "t": np.array(False)}) for v in (12, 22)),
+    *(
+        (18, f"Reduce{n}", ["x"], {"noop_with_empty_axes": f}, {})
+        for n in ("Sum", "Mean", "Max", "Min", "Prod")
+        for f in (0, 1)
+    ),
+    *(
+        (18, f"Reduce{n}", ["x", "c"], {"noop_with_empty_axes": 1}, {"c": np.array([2])})
+        for n in ("Sum", "L1", "L2", "Max")
+    ),
+    *((13, "ReduceSum", ["x", "c"], {"noop_with_empty_axes": f}, {"c": np.array([], np.int64)}) for f in (0, 1)),
+    (13, "MatMul", ["x", "c"], {}, {"c": np.arange(3, dtype=F)}),
+    (13, "MatMul", ["c", "x"], {}, {"c": np.ones(1, F)}),
+    *((13, "Pow", ["x", "c"], {}, {"c": np.full((2, 1), p, F)}) for p in (0, 1, 2, 4)),
+    *((24, "Swish", ["x"], {"alpha": a}, {}) for a in (0.0, 0.5)),
+    (13, "Sum", ["c", "d", "x"], {}, {"c": np.ones(3, F), "d": np.ones(1, F)}),
+    *((13, "Einsum", ["x", "c"], {"equation": e}, {"c": np.arange(3, dtype=F)}) for e in EQUATIONS),
+    *((13, "Einsum", ["x"], {"equation": e}, {}) for e in ("abc->cab", "a...->...", "cba", "abc->")),
 ]
 
 
@@ -174,7 +259,6 @@ REFUSED: list[tuple[int, str, list[str], dict[str, Any], dict[str, np.ndarray]]]
     (13, "Squeeze", ["x"], {"axes": [1]}, {}),
     (12, "Squeeze", ["x", "c"], {}, {"c": np.array([1])}),
     (13, "Squeeze", ["x", "c"], {}, {"c": np.array([], np.int64)}),
-    (13, "Squeeze", ["x"], {}, {}),
     (9, "Squeeze", ["x"], {"axes": [-2]}, {}),
     (13, "Unsqueeze", ["x", "c"], {}, {"c": np.array([1, 1])}),
     (13, "Reshape", ["x", "c"], {"allowzero": 1}, {"c": np.array([6])}),
@@ -190,19 +274,49 @@ REFUSED: list[tuple[int, str, list[str], dict[str, Any], dict[str, np.ndarray]]]
     (13, "Gather", ["x", "c"], {"axis": 3}, {"c": np.array([0])}),
     (13, "Gather", ["x", "c"], {"axis": 2}, {"c": np.array([3])}),
     (13, "Gather", ["x", "c"], {"axis": 2}, {"c": np.array([], np.int64)}),
-    (6, "Clip", ["x"], {"min": 0.0}, {}),
-    (13, "Clip", ["x", "", "d"], {}, {"d": np.array(1, F)}),
+    (6, "Clip", ["x", "c"], {}, {"c": np.array(0, F)}),
+    (13, "Clip", ["x"], {"min": 0.0}, {}),
     (13, "Clip", ["x", "c"], {}, {"c": np.zeros(3, F)}),
+    (13, "Clip", ["x", "c", "d"], {}, {"c": np.array(1, F), "d": np.array(1, F)}),
+    (13, "Clip", ["x", "c", "d"], {}, {"c": np.array(1, F), "d": np.array(-1, F)}),
+    (13, "Clip", ["x", "c", "d"], {}, {"c": np.array(1, F), "d": np.array(-np.inf, F)}),
+    (13, "Clip", ["x", "c", "x"], {}, {"c": np.array(1, F)}),
     (15, "Reshape", ["x", "s"], {}, {"s": np.array([6.0], F)}),
     (13, "Identity", ["x"], {"odd": 1}, {}),
-    (26, "Relu", ["x"], {}, {}),
+    (27, "Relu", ["x"], {}, {}),
     (13, "LeakyRelu", ["x"], {"alpha": 1}, {}),
+    (14, "Shape", ["x"], {"start": 1}, {}),
+    (9, "Slice", ["x"], {"starts": [0], "ends": [1], "axes": [-1]}, {}),
+    (9, "Slice", ["x"], {"starts": [0]}, {}),
+    (10, "Slice", ["x"], {"starts": [0], "ends": [1]}, {}),
+    (10, "Pad", ["x"], {"pads": [0, 0, 1]}, {}),
+    (11, "Pad", ["x"], {"pads": [0, 0, 1, 0, 0, 1]}, {}),
+    (8, "BatchNormalization", ["x", *"cccc"], {"spatial": 0}, {"c": np.ones(1, F)}),
+    (9, "BatchNormalization", ["x", *"cccc"], {"spatial": 1}, {"c": np.ones(1, F)}),
+    (9, "MaxPool", ["x"], {"kernel_shape": [2], "ceil_mode": 1}, {}),
+    (13, "MaxPool", ["x"], {"kernel_shape": [2], "auto_pad": "SAME"}, {}),
+    (13, "MaxPool", ["x"], {"kernel_shape": [2], "auto_pad": "SAME_UPPER", "strides": [3]}, {}),
+    (13, "MaxPool", ["x"], {"kernel_shape": [2], "auto_pad": "SAME_UPPER", "dilations": [2]}, {}),
+    (13, "MaxPool", ["x"], {"kernel_shape": [2], "auto_pad": "SAME_UPPER", "pads": [0, 1]}, {}),
+    (13, "Dropout", ["x", "c", "t"], {}, {"c": np.array(0.5, F), "t": np.array(True)}),
+    (13, "Dropout", ["x"], {"ratio": 0.5}, {}),
+    (18, "ReduceSumSquare", ["x"], {"noop_with_empty_axes": 1}, {}),
+    (18, "ReduceL1", ["x", "c"], {"noop_with_empty_axes": 1}, {"c": np.array([], np.int64)}),
+    (13, "MatMul", ["x", "c"], {}, {"c": np.array(1, F)}),
+    (13, "Pow", ["x", "c"], {}, {"c": np.array([1, 1, 2], F)}),
     (13, "Add", ["x", "c"], {}, {"c": np.ones(3)}),
     (13, "Add", ["x", "c"], {}, {"c": np.ones(3, np.float16)}),
     (13, "Mul", ["x", "c"], {}, {"c": np.ones(3, np.int64)}),
-    (13, "Einsum", ["x", "c"], {"equation": "ab...,b->a..."}, {"c": np.ones(1, F)}),
-    (13, "Einsum", ["x", "c"], {"equation": "abc,c"}, {"c": np.ones(3, F)}),
-    (13, "Einsum", ["x"], {"equation": "abc->abc"}, {}),
+    (13, "Einsum", ["x", "c"], {"equation": "a...,...->a..."}, {"c": np.ones(3, F)}),
+    (13, "Einsum", ["x", "c"], {"equation": "ab...,b->a"}, {"c": np.ones(1, F)}),
+    (13, "Einsum", ["x", "c"], {"equation": "ab...,...->a"}, {"c": np.ones(3, F)}),
+    (13, "Einsum", ["x", "c"], {"equation": "abc,c->a..."}, {"c": np.ones(3, F)}),
+    (13, "Einsum", ["x", "c"], {"equation": "Abc,c"}, {"c": np.ones(3, F)}),
+    (13, "Einsum", ["x", "c"], {"equation": "abc,d->abe"}, {"c": np.ones(3, F)}),
+    (13, "Einsum", ["x"], {"equation": "abb->ab"}, {}),
+    (13, "Einsum", ["x"], {"equation": "ab->ab"}, {}),
+    (13, "Einsum", ["x"], {"equation": "a....->a..."}, {}),
+    (13, "Einsum", ["x", "c", "c"], {"equation": "abc,c,c->ab"}, {"c": np.ones(3, F)}),
 ]
 
 
@@ -318,9 +432,6 @@ def test_other_operators_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("node", "constants"),
     [
-        (helper.make_node("Gemm", ["x", "c"], ["y"], alpha=2.0), {"c": np.ones((3, 2), F)}),
-        (helper.make_node("Clip", ["x", "c"], ["y"]), {"c": np.array(1, F)}),
-        (helper.make_node("LeakyRelu", ["x"], ["y"], alpha=-0.1), {}),
         (helper.make_node("Div", ["x", "c"], ["y"]), {"c": np.array(0, F)}),
         (helper.make_node("MatMul", ["x", "c"], ["y"]), {"c": np.full((3, 2), np.nan, F)}),
         (helper.make_node("MatMul", ["x", "c"], ["y"]), {"c": np.ones((4, 2), F)}),

@@ -30,9 +30,9 @@ NO_ATTACK = Effort(attack="never")
 WALKS = [Linear(optimize=2), SecondOrder(steps=4), Auto(optimize=2)]
 
 
-def _margins(seed: int = 0, eps: float = 0.05) -> Problem:
+def _margins(seed: int = 0, eps: float = 0.05, depth: int = 1) -> Problem:
     rng = np.random.default_rng(seed)
-    graph = random_attention(rng, depth=1)
+    graph = random_attention(rng, depth=depth)
     x = torch.from_numpy(rng.uniform(0, 1, size=(4, *graph.input_shape)))
     logits = graph(x).flatten(1)
     region = Perturbation(eps).around(x)
@@ -44,6 +44,15 @@ def _scores(problem: Problem) -> Problem:
     networks = Joined((join([problem.graph], ["network"], problem.graph.input_shape),))
     at = networks.probabilities(problem.start)
     return Problem(networks, problem.region, problem.start, ScoreClaims(Margin(), at.argmax(1), at, outward=True))
+
+
+def _reached(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """What is claimed to be bounded, at some inputs."""
+    claims = problem.claims
+    if isinstance(claims, ScoreClaims):
+        return claims.score.value(problem.networks.probabilities(x), claims.label)[None]
+    assert isinstance(claims, Margins)
+    return (claims.rows * problem.graph(x).flatten(1)).sum(-1) - claims.offsets
 
 
 @pytest.mark.parametrize("method", WALKS, ids=lambda method: type(method).__name__)
@@ -79,6 +88,38 @@ def test_a_solution_only_gets_tighter_from_stage_to_stage(method, ask):
             seen += 1
     assert seen >= 2
     assert torch.equal(work.found.bounds, solve(problem, method, NO_ATTACK).bounds)
+
+
+@pytest.mark.parametrize("ask", [lambda problem: problem, _scores], ids=["margins", "scores"])
+def test_what_one_method_knows_another_starts_from(ask):
+    """Ranges hold, only ever get tighter, and what is built on them holds."""
+    problem = ask(_margins(3, 0.3, depth=2))
+    first = solve(problem, Linear(mixture=1.0, optimize=0), NO_ATTACK)
+    second = solve(problem, Linear(mixture=0.0, optimize=2), NO_ATTACK, first.knowledge)
+    (earlier,), (later,) = first.knowledge, second.knowledge
+    (joint,) = problem.networks.over(problem.region).graphs
+    tighter = 0
+
+    def unknown() -> tuple[torch.Tensor, torch.Tensor]:
+        raise AssertionError("a range was given up")
+
+    for seed in range(20):
+        values = joint.graph.values(problem.region.sample(torch.Generator().manual_seed(seed)))
+        for index in earlier.known("rough"):
+            known, better = (each.find("rough", index, unknown) for each in (earlier, later))
+            assert bool(((known[0] <= better[0]) & (better[1] <= known[1])).all())
+            assert bool(((better[0] <= values[index]) & (values[index] <= better[1])).all())
+            tighter += int((known[0] < better[0]).sum())
+    assert tighter
+    part = torch.tensor([2, 0])
+    some = replace(
+        problem, region=problem.region.take(part), start=problem.start[part], claims=problem.claims.take(part)
+    )
+    third = solve(some, SecondOrder(steps=4), NO_ATTACK, [each.take(part) for each in first.knowledge])
+    for asked, found in ((problem, second), (some, third)):
+        for seed in range(20):
+            x = asked.region.sample(torch.Generator().manual_seed(seed))
+            assert bool((found.bounds <= _reached(asked, x)).all())
 
 
 def test_every_method_of_the_table_has_stages():

@@ -309,7 +309,8 @@ class _Batch:
         value = torch.where(self.empty, math.inf, torch.where(bound.isnan(), -math.inf, bound)).tolist()
         if not explain:
             return [Solved(low) for low in value]
-        x = self._attained(claim)
+        nothing = self.rows.new_zeros(len(self.cells), 1, *self.root.graph.input_shape)
+        x = self.root.bounds.region.attained(claim.pending.get(-1, nothing))
         cuts = self._candidates(met, x, bound)
         found = []
         for s, (cell, low) in enumerate(zip(self.cells, value)):
@@ -436,15 +437,6 @@ class _Batch:
         return apart
 
     # Where to cut
-
-    def _attained(self, claim: Claim) -> Tensor:
-        """Where the bounds are attained ``[S, *input]``: the slope of the region's minimum in the coefficients."""
-        region, shape = self.root.bounds.region, self.root.graph.input_shape
-        A = claim.pending.get(-1, self.rows.new_zeros(len(self.cells), 1, *shape)).detach()
-        with torch.enable_grad():
-            A = A.requires_grad_()
-            (x,) = torch.autograd.grad(region.minimum(A, False).sum(), A)
-        return region.project(x[:, 0])
 
     def _seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What goes into the relaxed entries ``[S, E]`` at some inputs, and the margin there; for cells nearly so."""

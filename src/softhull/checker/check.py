@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from flint import arb, ctx
 
-from ..errors import one_line, quoted
+from ..errors import ModelError, one_line, quoted
 from .balls import PRECISION, Balls, Floats, exact, round_down, round_up
 from .cells import MOST_CELLS
 from .certificate import Certificate, CertificateError, Refused, read_array, read_certificate, read_members
@@ -102,7 +102,7 @@ def check_certificate(
     """
     with ctx.workprec(PRECISION):
         certificate = read_certificate(path)
-        networks = Networks(models)
+        networks = networks_of(models, certificate.header)
         inputs = None if data is None else DataFile(data)
 
         def check() -> Checked:
@@ -111,6 +111,19 @@ def check_certificate(
             return replay_certificate(certificate, networks, statement, index, inputs)
 
         return judge(path, check)
+
+
+def networks_of(models: Sequence[str | Path], header: Any) -> Networks:
+    """The networks of some files; where these cannot be read, it says which files the certificate is about instead."""
+    try:
+        return Networks(models)
+    except ModelError as problem:
+        listed = header.get("models") if isinstance(header, dict) else None
+        names = [str(m.get("file")) for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
+        if not names or names == [Path(model).name for model in models]:
+            raise
+        about = ", ".join(map(quoted, names[:3]))
+        raise ModelError(f"the certificate is about {about}, another file than was given; {problem}") from None
 
 
 def judge(path: str | Path, check: Callable[[], Checked]) -> Checked:

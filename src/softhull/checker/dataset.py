@@ -24,7 +24,7 @@ from .certificate import (
     read_certificate,
     read_json,
 )
-from .check import Checked, DataFile, judge, replay_certificate, sha256
+from .check import Checked, DataFile, judge, networks_of, replay_certificate, sha256
 from .metrics import LOWEST, Sample, check_edges, metrics_of
 from .network import Networks
 from .statement import Statement, describe_clip, norm_name, number, read_models, read_region, read_statement, whole
@@ -129,7 +129,7 @@ def check_dataset(
     """
     with ctx.workprec(PRECISION):
         content = read_file(path, LARGEST_HEADER)
-        networks = Networks(models)
+        networks = networks_of(models, read_json(str(path), content))
         inputs = None if data is None else DataFile(data)
         return judge(
             path, lambda: _Dataset(Path(path), content, models, networks, inputs).run(indices, eps, norm, clip)

@@ -31,7 +31,7 @@ LARGEST_NODE = 1 << 22  # weights of one operator, or scalar products
 LARGEST_NETWORK = 1 << 24  # the same over all operators
 MOST_DIMENSIONS = 16
 NODE = 64  # numbers that a node takes beside its own
-LATEST = 25  # the last operator set that the rules were compared with
+LATEST = 26  # the last operator set that the rules were compared with
 
 # Attributes that say yes or no. What another number than 0 and 1 says, runtimes do not agree on.
 FLAGS = frozenset(
@@ -43,6 +43,7 @@ FLAGS = frozenset(
         "is_causal",
         "keepdims",
         "noop_with_empty_axes",
+        "spatial",
         "storage_order",
         "training_mode",
         "transA",
@@ -346,8 +347,9 @@ class _Reader:
     def __init__(self, networks: Networks, path: str, number: int) -> None:
         self.networks, self.path, self.number = networks, path, number
         self.values: dict[str, Value] = {}
-        self.logarithms: set[str] = set()  # tensors that stand for the logarithm of what is kept of them
         self.opset = 0
+        self.outputs = 0  # how many the node at hand has
+        self.final = False  # whether the node at hand is the end of the network, and nothing else reads it
         self.real: np.dtype[Any] = np.dtype(np.float32)  # the one type of real numbers in the file
 
     def read(self) -> View:
@@ -360,7 +362,9 @@ class _Reader:
         self._keep(inputs[0].name, self._input(inputs[0]))
         for tensor in graph.initializer:
             self._keep(tensor.name, self._array(tensor))
+        used = {name for node in graph.node for name in node.input}
         for node in graph.node:
+            self.final = graph.output[0].name in node.output and graph.output[0].name not in used
             where = (
                 f"node {quoted(node.name or (node.output[0] if node.output else '?'))} ({quoted(node.op_type)[1:-1]})"
             )
@@ -394,7 +398,7 @@ class _Reader:
         if found is None:
             covered = ", ".join(f"{rule.since} to {rule.until}" for rule in known)
             raise ModelError(f"not covered in operator set {self.opset}, only in {covered}")
-        if not node.output or not all(node.output) or (len(node.output) > 1 and node.op_type != "Split"):
+        if not node.output or not all(node.output) or (len(node.output) > 1 and node.op_type not in SEVERAL):
             raise ModelError(f"{len(node.output)} outputs; one with a name is read")
         self.outputs = len(node.output)
         attributes: dict[str, Any] = {}
@@ -417,10 +421,6 @@ class _Reader:
         missing = [name for name in names if name and name not in self.values]
         if missing:
             raise ModelError(f"there is no tensor {quoted(missing[0])} before it")
-        if self.logarithms.intersection(names):
-            raise ModelError("an operator behind a LogSoftmax, which is covered at the end of a network only")
-        if node.op_type == "LogSoftmax":
-            self.logarithms.add(node.output[0])
         return found.rule(self, [self.values[name] if name else None for name in names], attributes)
 
     def _graph(self) -> onnx.GraphProto:
@@ -565,8 +565,9 @@ class _Reader:
         weights = np.zeros((math.prod(shape), x.size))
         count = np.zeros(weights.shape, dtype=np.int64)
         np.add.at(count, (o, i), 1)
-        if count.max(initial=0) > 1:
-            raise ModelError("a weight of this operator is a sum of numbers of the file")
+        if count.max(initial=0) > 1:  # a weight is a sum of numbers of the file, which products add up exactly
+            terms = Entries(o, len(weights)), Places(i, x.size), Places(j, y.size)
+            return self.networks.add(Product(len(weights), x.flat(), self._still(y).flat(), *terms), shape)
         weights[o, i] = y.ravel()[j]
         return self.networks.add(Matrix(len(weights), x.flat(), weights), shape)
 
@@ -674,10 +675,13 @@ def _transpose(reader: _Reader, operands: Any, attributes: Any) -> Value:
 
 
 @operator("Squeeze", since=1, until=12, axes=AttributeProto.INTS)
-@operator("Squeeze", since=13, operands=(2, 2))
+@operator("Squeeze", since=13, operands=(1, 2))
 def _squeeze(reader: _Reader, operands: Any, attributes: Any) -> Value:
+    """Dimensions of 1 left out: those of the axes, or all of them where none are given."""
     x, *axes = operands
-    wanted = _axes(reader, _list(axes[0]) if axes else attributes.get("axes", ()), len(_shape(x)))
+    if not axes and "axes" not in attributes:
+        return _moved(np.squeeze, x)
+    wanted = _axes(reader, _list(axes[0]) if axes else attributes["axes"], len(_shape(x)))
     return _moved(lambda t: np.squeeze(t, wanted), x)
 
 
@@ -720,9 +724,11 @@ def _gather(reader: _Reader, operands: Any, attributes: Any) -> Value:
 # Operators on whole numbers, of which shapes are made
 
 
-@operator("Shape", since=1)
+@operator("Shape", since=1, until=14)
+@operator("Shape", since=15, start=AttributeProto.INT, end=AttributeProto.INT)
 def _shape_of(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    return np.array(_shape(operands[0]), dtype=np.int64)
+    sizes = _shape(operands[0])
+    return np.array(sizes[attributes.get("start", 0) : attributes.get("end", len(sizes))], dtype=np.int64)
 
 
 @operator("Concat", since=4, operands=(1, LARGEST_NODE), axis=AttributeProto.INT)
@@ -749,7 +755,7 @@ def _joined(reader: _Reader, operands: Any, axis: int) -> View:
         where = (slice(None),) * axis + (slice(start, start + size),)
         start += size
         if not isinstance(part, View):
-            bias[where] = _real(part)
+            bias[where] = _real(part, masks=True)
             continue
         index, here = np.full(shape, part.index.flat[0]), np.zeros(shape)
         index[where], here[where] = part.index.at, 1.0
@@ -764,11 +770,17 @@ def _joined(reader: _Reader, operands: Any, axis: int) -> View:
 
 @operator("MatMul", since=1, operands=(2, 2))
 def _matmul(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A matrix product with broadcast leading dimensions."""
+    """A matrix product with broadcast leading dimensions; a vector is a row on the left, a column on the right."""
     x, y = operands
+    if min(len(_shape(x)), len(_shape(y))) < 1:
+        raise ModelError("a factor that is a number")
+    if len(_shape(x)) == 1:
+        row = _matmul(reader, [_moved(lambda t: t.reshape(1, -1), x), y], {})
+        return row.moved(lambda t: np.squeeze(t, -1 if len(_shape(y)) == 1 else -2))
+    if len(_shape(y)) == 1:
+        column = _matmul(reader, [x, _moved(lambda t: t.reshape(-1, 1), y)], {})
+        return column.moved(lambda t: np.squeeze(t, -1))
     rank = max(len(_shape(x)), len(_shape(y)))
-    if min(len(_shape(x)), len(_shape(y))) < 2:
-        raise ModelError("a factor of fewer than two dimensions")
     x, y = (_moved(lambda t: t.reshape((1,) * (rank - t.ndim) + t.shape), v) for v in (x, y))
     batch = list(range(rank - 2))
     size = [max(a, b) for a, b in zip(_shape(x)[:-2], _shape(y)[:-2])]
@@ -784,28 +796,56 @@ _GEMM |= {"transA": AttributeProto.INT, "transB": AttributeProto.INT}
 @operator("Gemm", since=7, until=10, operands=(3, 3), **_GEMM)
 @operator("Gemm", since=11, operands=(2, 3), **_GEMM)
 def _gemm(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """Theorem: ``alpha A B + beta C = beta (alpha / beta A B + C)``, in which C stays a number of the file."""
     a, b, *c = operands
-    if attributes.get("alpha", 1.0) != 1 or (c and attributes.get("beta", 1.0) != 1):
-        raise ModelError("alpha or beta other than 1")
+    alpha, beta = arb(attributes.get("alpha", 1.0)), arb(attributes.get("beta", 1.0) if c else 0.0)
     product = reader.einsum(
         a, b, [1, 0] if attributes.get("transA") else [0, 1], [2, 1] if attributes.get("transB") else [1, 2], [0, 2]
     )
     if c and np.broadcast_shapes(_shape(c[0]), product.shape) != product.shape:
         raise ModelError(f"a summand of shape {_shape(c[0])} for a product of shape {product.shape}")
-    return _add(reader, [product, c[0]], {}) if c else product
+    if beta == 0:
+        return _times(reader, product, alpha)
+    return _times(reader, _add(reader, [_times(reader, product, alpha / beta), c[0]], {}), beta)
 
 
-@operator("Einsum", since=12, operands=(2, 2), equation=AttributeProto.STRING)
+def _times(reader: _Reader, x: View, factor: arb) -> View:
+    return x if factor == 1 else reader.sum([x], [np.asarray(factor, dtype=object)], np.zeros(()), x.shape)
+
+
+@operator("Einsum", since=12, operands=(1, 2), equation=AttributeProto.STRING)
 def _einsum(reader: _Reader, operands: Any, attributes: Any) -> View:
+    """The product of two tensors, summed over dimensions; of one tensor, its product with the number 1."""
     terms, arrow, out = attributes.get("equation", b"").decode("ascii").replace(" ", "").partition("->")
-    labels = terms.split(",")
-    if not arrow or len(labels) != 2 or not all(part.isalpha() or not part for part in (*labels, out)):
-        raise ModelError("an equation other than the product of two tensors")
-    if any(len(set(part)) < len(part) for part in (*labels, out)):
+    parts = terms.split(",")
+    letters = [part.replace("...", "", 1) for part in (*parts, out)]
+    hidden = {len(_shape(v)) - len(own) for part, own, v in zip(parts, letters, operands) if "..." in part}
+    if len(parts) != len(operands) or not all(own.isalpha() or not own for own in letters) or len(hidden) > 1:
+        raise ModelError("an equation other than the product of its operands, with dots for the same dimensions")
+    if arrow and ("..." in out) != bool(hidden):
+        raise ModelError("an equation with dots on one side")
+    labels = [_labels(part, len(_shape(v))) for part, v in zip(parts, operands)]
+    wanted = _labels(out or "...", len(letters[-1]) + sum(hidden))
+    if not arrow:  # letters that stand once, in their order; which case comes first is a matter of taste
+        named = "".join(letters)
+        if not named.islower():
+            raise ModelError("an equation without its result")
+        wanted += [ord(letter) for letter in sorted(set(named)) if named.count(letter) == 1]
+    if any(len(set(part)) < len(part) for part in (*labels, wanted)):
         raise ModelError("an equation that names a dimension of a tensor twice")
-    x, y = ([ord(letter) for letter in part] for part in labels)
+    if len(operands) == 1:
+        return reader.einsum(operands[0], np.ones(()), labels[0], [], wanted)
     first, second = operands
-    return reader.einsum(first, second, x, y, [ord(letter) for letter in out])
+    return reader.einsum(first, second, labels[0], labels[1], wanted)
+
+
+def _labels(part: str, rank: int) -> list[int]:
+    """The dimensions of a tensor by number: small ones for what dots stand for, larger ones for letters."""
+    before, dots, behind = part.partition("...")
+    hidden = rank - len(before) - len(behind)
+    if hidden < 0 or (hidden and not dots) or not (before + behind).isascii() or hidden > MOST_DIMENSIONS:
+        raise ModelError("an equation that does not fit its operands")
+    return [*map(ord, before), *range(hidden), *map(ord, behind)]
 
 
 @operator("Add", since=7, operands=(2, 2))
@@ -813,7 +853,7 @@ def _add(reader: _Reader, operands: Any, attributes: Any, sign: int = 1) -> View
     shape = np.broadcast_shapes(*(_shape(v) for v in operands))
     signs = (arb(1), arb(sign))
     views = [(v, s) for v, s in zip(operands, signs) if isinstance(v, View)]
-    constants = [(1, sign)[i] * _real(v, sign > 0) for i, v in enumerate(operands) if not isinstance(v, View)]
+    constants = [(1, sign)[i] * _real(v, (1, sign)[i] > 0) for i, v in enumerate(operands) if not isinstance(v, View)]
     if not views:
         raise ModelError("a sum of constants")
     bias = constants[0] if constants else np.zeros(())
@@ -862,7 +902,13 @@ def _relu(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("LeakyRelu", since=6, alpha=AttributeProto.FLOAT)
 def _leaky_relu(reader: _Reader, operands: Any, attributes: Any) -> View:
-    return _kink(reader, operands[0], attributes.get("alpha", float(np.float32(0.01))))
+    """Theorem: ``max(x, 0) + s min(x, 0) = s x + (1 - s) max(x, 0)``, for slopes that no kink has."""
+    slope = attributes.get("alpha", float(np.float32(0.01)))
+    if 0 <= slope <= 1:
+        return _kink(reader, operands[0], slope)
+    positive, shares = _kink(reader, operands[0], 0.0), (arb(slope), 1 - arb(slope))
+    scales = [np.asarray(share, dtype=object) for share in shares]
+    return reader.sum([operands[0], positive], scales, np.zeros(()), positive.shape)
 
 
 @operator("Softmax", since=1, until=12, axis=AttributeProto.INT)
@@ -921,6 +967,7 @@ class Emptied:
         raise ModelError(EMPTY)
 
 
+SEVERAL = ("Split", "Dropout")  # operators with several outputs; of those of a Dropout only the first has a meaning
 EMPTY = "a row of a softmax that is masked completely"
 MASKED_BELOW = -1e4
 

@@ -47,7 +47,6 @@ from .positions import Entries, Places
 
 MOST_SUMMANDS = 1 << 10
 LARGEST_POWER = 64
-LARGEST_LIMIT = 1 << 53
 UNSURE = Fraction(1, 1000)  # how far the coordinates of a runtime may be from the true ones
 INT, INTS, FLOAT, STRING = AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.STRING
 
@@ -105,13 +104,16 @@ def _gelu(reader: _Reader, operands: Any, attributes: Any) -> View:
 def _power(reader: _Reader, operands: Any, attributes: Any) -> View:
     """A power with one constant exponent, as the curve that it is."""
     x, exponent = operands
-    if isinstance(exponent, View) or exponent.size != 1 or np.broadcast_shapes(_shape(x), exponent.shape) != _shape(x):
+    if isinstance(exponent, View) or len(np.unique(exponent)) != 1:
         raise ModelError("an exponent that is not one constant number")
+    shape = np.broadcast_shapes(_shape(x), exponent.shape)
+    _limit(math.prod(shape))
+    x = _view(x).moved(lambda index: np.broadcast_to(index, shape))
     kinds = {2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
-    power = float(exponent.reshape(()))
-    if power == 1:
-        return _view(x)
-    if not math.isfinite(power) or power == 0 or abs(power) > LARGEST_POWER:
+    power = float(exponent.flat[0])
+    if power in (0, 1):  # the standard has 0 ** 0 = 1, as runtimes do
+        return x if power else _scaled(reader, x, arb(0), 1.0)
+    if not math.isfinite(power) or abs(power) > LARGEST_POWER:
         raise ModelError(f"the power {power}")
     return _curve(reader, x, kinds.get(power, f"power {power!r}"))
 
@@ -167,10 +169,10 @@ def _absolute(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _combined(reader, [(_rectified(reader, x), arb(2)), (x, arb(-1))])
 
 
-@operator("PRelu", since=9, operands=(2, 2))
+@operator("PRelu", since=7, operands=(2, 2))
 def _prelu(reader: _Reader, operands: Any, attributes: Any) -> View:
     """Theorem: ``max(x, 0) + s min(x, 0) = s x + (1 - s) max(x, 0)``."""
-    x, slope = _view(operands[0]), exact(_real(operands[1]))
+    x, slope = _view(operands[0]), np.asarray(exact(_real(operands[1])), dtype=object)
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise ModelError("slopes of a larger shape")
     return _combined(reader, [(x, slope), (_rectified(reader, x), arb(1) - slope)])
@@ -193,24 +195,32 @@ def _hard_swish(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _combined(reader, [(_curve(reader, c, "square"), arb(1) / 6), (c, arb(1) / 2), (beyond, arb(1))])
 
 
-@operator("Clip", since=11, operands=(2, 3))
+@operator("Clip", since=6, until=10, min=FLOAT, max=FLOAT)
+@operator("Clip", since=11, operands=(1, 3))
 def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """Theorem: ``min(max(x, a), b) = a + max(x - a, 0) - max(x - b, 0)`` for a < b.
-
-    A limit above that is left out is the largest number of the dtype.
-    """
-    x, least, *given = operands
-    most = given[0] if given else np.array(float(np.finfo(reader.real).max))
-    if any(_real(limit).shape != () for limit in (least, most)) or not least < most:
+    """A limit that is left out is the least or the largest number of the dtype, one of -inf is none."""
+    x, *given = operands
+    largest = float(np.finfo(reader.real).max)
+    least, most = (
+        np.array(attributes.get(name, default)) if limit is None else _real(limit, masks=True)
+        for name, limit, default in zip(("min", "max"), (*given, None, None), (-largest, largest))
+    )
+    if least.shape != () or most.shape != () or not least < most:
         raise ModelError("limits that are no numbers, or leave nothing")
     if least == 0:
         return _kink(reader, x, 0.0, float(most))
-    if max(abs(least), abs(most)) > LARGEST_LIMIT:
-        raise ModelError("limits other than 0 that are left out, or too large to be subtracted")
-    low, high = float(least), float(most)
-    return _combined(
-        reader, [(_rectified(reader, _view(x), -low), arb(1)), (_rectified(reader, _view(x), -high), arb(-1))], low
-    )
+    return _clipped(reader, _view(x), float(least), float(most))
+
+
+def _clipped(reader: _Reader, x: View, least: float, most: float) -> View:
+    """Theorem: ``min(max(x, a), b) = x + max(a - x, 0) - max(x - b, 0)`` for a < b.
+
+    A limit that is not reached adds 0, however large its number.
+    """
+    parts = [(x, arb(1)), (_rectified(reader, x, -most), arb(-1))]
+    if least > -math.inf:
+        parts.append((_rectified(reader, _scaled(reader, x, arb(-1), least)), arb(1)))
+    return _combined(reader, parts)
 
 
 @operator("Neg", since=6)
@@ -220,10 +230,10 @@ def _negative(reader: _Reader, operands: Any, attributes: Any) -> View:
 
 @operator("Swish", since=24, alpha=FLOAT)
 def _swish(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """Theorem: ``x sigmoid(a x) = silu(a x) / a``."""
+    """Theorem: ``x sigmoid(a x) = silu(a x) / a``, and half of x where a is 0."""
     alpha = _setting(attributes, "alpha", 1.0)
-    if alpha.contains(0):
-        raise ModelError("an alpha of 0")
+    if alpha == 0:
+        return _scaled(reader, _view(operands[0]), arb(0.5))
     return _scaled(reader, _curve(reader, _scaled(reader, _view(operands[0]), alpha), "silu"), arb(1) / alpha)
 
 
@@ -245,13 +255,21 @@ def _reduced(reader: _Reader, x: View, axes: tuple[int, ...], keep: bool, mean: 
 
 def _reduction(reader: _Reader, operands: Any, attributes: Any, mean: bool, kind: str = "") -> View:
     """The sum or the mean over axes, of a curve of the entries where a kind is given."""
-    x, *given = operands
-    if attributes.get("noop_with_empty_axes", 0):
-        raise ModelError("no axes that mean none")
-    wanted = _list(given[0]) if given else attributes.get("axes", range(len(_shape(x))))
-    axes = tuple(sorted(_axes(reader, wanted, len(_shape(x)))))
+    x = operands[0]
+    axes = _reduced_axes(reader, operands, attributes)
+    if not axes and kind:
+        raise ModelError("no axes, of which it is not clear what is left to do")
     y = _curve(reader, x, kind) if kind else _view(x)
-    return _reduced(reader, y, axes, bool(attributes.get("keepdims", 1)), mean)
+    return _reduced(reader, y, axes, bool(attributes.get("keepdims", 1)), mean) if axes else y
+
+
+def _reduced_axes(reader: _Reader, operands: Any, attributes: Any) -> tuple[int, ...]:
+    """The axes of a reduction: where none are given all of them, or none where the node says so."""
+    x, *given = operands
+    wanted = _list(given[0]) if given else attributes.get("axes")
+    if wanted is None or (given and not wanted):
+        return () if attributes.get("noop_with_empty_axes", 0) else tuple(range(len(_shape(x))))
+    return tuple(sorted(_axes(reader, wanted, len(_shape(x)))))
 
 
 @operator("ReduceSumSquare", since=1, until=17, axes=INTS, keepdims=INT)
@@ -275,6 +293,8 @@ def _reduce_log_sum_exp(reader: _Reader, operands: Any, attributes: Any) -> View
 @operator("ReduceL1", since=1, until=17, axes=INTS, keepdims=INT)
 @operator("ReduceL1", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
 def _reduce_l1(reader: _Reader, operands: Any, attributes: Any) -> View:
+    if not _reduced_axes(reader, operands, attributes):
+        raise ModelError("no axes, of which it is not clear what is left to do")
     return _reduction(reader, [_absolute(reader, operands[:1], {}), *operands[1:]], attributes, False)
 
 
@@ -282,15 +302,13 @@ def _reduce_l1(reader: _Reader, operands: Any, attributes: Any) -> View:
 @operator("ReduceProd", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
 def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
     """Of whole numbers, of which shapes are made, at once; of real ones pair by pair."""
-    x, *given = operands
-    if attributes.get("noop_with_empty_axes", 0):
-        raise ModelError("no axes that mean none")
-    wanted = _list(given[0]) if given else attributes.get("axes", range(len(_shape(x))))
-    keep = bool(attributes.get("keepdims", 1))
+    x, keep = operands[0], bool(attributes.get("keepdims", 1))
+    axes = _reduced_axes(reader, operands, attributes)
     if not isinstance(x, View):
-        axes = _axes(reader, wanted, _whole(x).ndim) if len(wanted) else None
         return np.asarray(np.prod(_whole(x), axis=axes, keepdims=keep))
-    rows, shape = _rows(reader, x, wanted, keep)
+    if not axes:
+        return x
+    rows, shape = _rows(x, axes, keep)
     if rows.shape[1] > MOST_SUMMANDS:
         raise ModelError(f"a product of more than {MOST_SUMMANDS} numbers")
     flat = x.flat()
@@ -301,9 +319,8 @@ def _reduce_product(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return factors[0].moved(lambda index: index.reshape(shape))
 
 
-def _rows(reader: _Reader, x: View, wanted: Any, keep: bool) -> tuple[np.ndarray, list[int]]:
+def _rows(x: View, axes: tuple[int, ...], keep: bool) -> tuple[np.ndarray, list[int]]:
     """The places that are made one, a row for each result, and the shape of the results."""
-    axes = tuple(sorted(_axes(reader, wanted, len(x.shape))))
     places = np.arange(x.size).reshape(x.shape)
     rows = np.moveaxis(places, axes, range(-len(axes), 0)).reshape(-1, math.prod(x.shape[a] for a in axes))
     return rows, [1 if a in axes else n for a, n in enumerate(x.shape) if keep or a not in axes]
@@ -372,16 +389,20 @@ def _steadied(reader: _Reader, x: View, axes: tuple[int, ...], epsilon: float) -
 def _rms_normalization(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, scale = _view(operands[0]), operands[1]
     first = _axis(reader, attributes.get("axis", -1), len(x.shape))
-    if _shape(scale) != x.shape[first:] or attributes.get("stash_type", 1) not in (1, 11):
+    fits = np.broadcast_shapes(_shape(scale), x.shape[first:]) == x.shape[first:]
+    if not fits or attributes.get("stash_type", 1) not in (1, 11):
         raise ModelError("constants of another shape, or a mean in anything but float or double")
     epsilon = attributes.get("epsilon", float(np.float32(1e-5)))
     return _scaled(reader, _steadied(reader, x, tuple(range(first, len(x.shape))), epsilon), exact(_real(scale)))
 
 
+@operator("BatchNormalization", since=7, until=8, operands=(5, 5), epsilon=FLOAT, momentum=FLOAT, spatial=INT)
 @operator("BatchNormalization", since=9, operands=(5, 5), epsilon=FLOAT, momentum=FLOAT, training_mode=INT)
 def _batch_normalization(reader: _Reader, operands: Any, attributes: Any) -> View:
     """``(x - mean) scale / sqrt(variance + epsilon) + bias``: two sums, since the shift must be a float."""
     x, constants = _view(operands[0]), [_real(value) for value in operands[1:]]
+    if not attributes.get("spatial", 1):
+        raise ModelError("constants for every place")
     if attributes.get("training_mode", 0) or any(c.shape != (x.shape[1],) for c in constants):
         raise ModelError("training, or constants that do not have one entry per channel")
     scale, bias, mean, variance = (c.reshape(-1, *(1 for _ in x.shape[2:])) for c in constants)
@@ -399,25 +420,29 @@ _WINDOW: dict[str, int] = {"kernel_shape": INTS, "strides": INTS, "pads": INTS, 
 
 
 def _windows(x: View, size: list[int], attributes: Any) -> tuple[np.ndarray, list[int]]:
-    """For every space axis, in one array ``[*steps, *size]`` of places of one channel, -1 in the padding."""
+    """For every space axis, in one array ``[*steps, *size]`` of places of one channel, -1 in the padding, -2 beyond."""
     space = list(x.shape[2:])
     rank = len(size)
-    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or attributes.get("ceil_mode", 0):
-        raise ModelError("automatic pads or windows that are rounded up")
-    if attributes.get("auto_pad", b"NOTSET") == b"VALID" and "pads" in attributes:
+    automatic = attributes.get("auto_pad", b"NOTSET")
+    if automatic != b"NOTSET" and "pads" in attributes:
         raise ModelError("pads beside automatic ones")
     strides, dilations = (list(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
     pads = list(attributes.get("pads", [0] * (2 * rank)))
     lengths = {len(space), len(strides), len(dilations), rank, len(pads) // 2}
     if len(lengths) > 1 or len(pads) % 2 or min(*size, *strides, *dilations) < 1 or min(pads) < 0:
         raise ModelError("a window that does not fit its operand")
+    if automatic not in (b"NOTSET", b"VALID"):
+        pads = _automatic_pads(space, size, strides, dilations, automatic)
     found, steps = np.zeros((1,) * (2 * rank), dtype=np.int64), []
-    outside = np.zeros((1,) * (2 * rank), dtype=bool)
+    outside, beyond = np.zeros((2, *(1,) * (2 * rank)), dtype=bool)
     for i in range(rank):
         over = space[i] + pads[i] + pads[rank + i] - dilations[i] * (size[i] - 1) - 1
         if over < 0:
             raise ModelError("a window larger than its operand")
-        steps.append(over // strides[i] + 1)
+        up = bool(attributes.get("ceil_mode", 0))
+        steps.append((-(-over // strides[i]) if up else over // strides[i]) + 1)
+        if up and (steps[i] - 1) * strides[i] >= space[i] + pads[i]:  # no window starts in the padding behind
+            steps[i] -= 1
         _limit(math.prod(steps) * math.prod(size))
         at = np.arange(steps[i])[:, None] * strides[i] - pads[i] + np.arange(size[i]) * dilations[i]
         shape = [1] * (2 * rank)
@@ -425,8 +450,20 @@ def _windows(x: View, size: list[int], attributes: Any) -> tuple[np.ndarray, lis
         at = at.reshape(shape)
         found = found * space[i] + np.clip(at, 0, space[i] - 1)
         outside = outside | (at < 0) | (at >= space[i])
-    found, outside = np.broadcast_arrays(found, outside)
-    return np.where(outside, -1, found), steps
+        beyond = beyond | (at >= space[i] + pads[rank + i])
+    found, outside, beyond = np.broadcast_arrays(found, outside, beyond)
+    return np.where(beyond, -2, np.where(outside, -1, found)), steps
+
+
+def _automatic_pads(space: list[int], size: list[int], strides: list[int], dilations: list[int], how: bytes) -> list:
+    """Pads by which there is a window for every stride, at both ends alike or one more behind or before."""
+    if how not in (b"SAME_UPPER", b"SAME_LOWER"):
+        raise ModelError("automatic pads of another kind")
+    if max(dilations) > 1 or any(stride > k for stride, k in zip(strides, size)):  # runtimes do not agree
+        raise ModelError("automatic pads with gaps in or between windows")
+    missing = [max(0, (-(-n // stride) - 1) * stride + k - n) for n, k, stride in zip(space, size, strides)]
+    less, more = [m // 2 for m in missing], [m - m // 2 for m in missing]
+    return less + more if how == b"SAME_UPPER" else more + less
 
 
 @operator("Conv", since=1, operands=(2, 3), group=INT, **_WINDOW)
@@ -435,27 +472,34 @@ def _convolution(reader: _Reader, operands: Any, attributes: Any) -> View:
     x, kernel, *bias = operands
     x, kernel = _view(x), _real(kernel)
     size, groups = list(kernel.shape[2:]), attributes.get("group", 1)
-    if list(attributes.get("kernel_shape", size)) != size or len(x.shape) != kernel.ndim or x.shape[0] != 1:
-        raise ModelError("a kernel of another shape than declared, or several pictures at once")
+    if list(attributes.get("kernel_shape", size)) != size or len(x.shape) != kernel.ndim:
+        raise ModelError("a kernel of another shape than declared")
     if groups < 1 or kernel.shape[0] % groups or kernel.shape[1] * groups != x.shape[1]:
         raise ModelError("a kernel that does not fit the channels")
     where, steps = _windows(x, size, attributes)
     where = where.reshape(math.prod(steps), -1)
     one = math.prod(x.shape[2:])
     outputs, fan = kernel.shape[:2]
-    _limit(outputs * len(where) * x.size)
-    weights = np.zeros((outputs, len(where), x.size))
+    _limit(outputs * len(where) * x.shape[0] * x.size)
+    weights = np.zeros((outputs, len(where), x.size // x.shape[0]))
     row, column = np.nonzero(where >= 0)
     for out in range(outputs):
         for i in range(fan):
             channel = out // (outputs // groups) * fan + i
             weights[out, row, channel * one + where[row, column]] = kernel[out, i].ravel()[column]
-    found = _linear(reader, x, weights.reshape(-1, x.size), (1, outputs, *steps))
+    return _for_pictures(reader, x, weights, (outputs, *steps), bias)
+
+
+def _for_pictures(reader: _Reader, x: View, weights: Floats, shape: tuple[int, ...], bias: Any) -> View:
+    """One matrix for every picture of a batch, and a bias for every channel of the results."""
+    count = x.shape[0]
+    each = weights.reshape(-1, x.size // count)
+    found = _linear(reader, x, np.kron(np.eye(count), each).astype(np.float64), (count, *shape))
     if not bias:
         return found
-    if _real(bias[0]).shape != (outputs,):
+    if _real(bias[0]).shape != shape[:1]:
         raise ModelError("a bias that does not have one entry per channel")
-    return _scaled(reader, found, arb(1), bias[0].reshape(-1, *(1 for _ in steps)))
+    return _scaled(reader, found, arb(1), bias[0].reshape(-1, *(1 for _ in shape[1:])))
 
 
 @operator("ConvTranspose", since=1, operands=(2, 3), group=INT, output_padding=INTS, **_WINDOW)
@@ -467,8 +511,8 @@ def _transposed_convolution(reader: _Reader, operands: Any, attributes: Any) -> 
     rank = len(size)
     if list(attributes.get("kernel_shape", size)) != size or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise ModelError("a kernel of another shape than declared, or automatic pads")
-    if groups < 1 or len(x.shape) != kernel.ndim or x.shape[:2] != (1, kernel.shape[0]) or x.shape[1] % groups:
-        raise ModelError("a kernel that does not fit the channels, or several pictures at once")
+    if groups < 1 or len(x.shape) != kernel.ndim or x.shape[1] != kernel.shape[0] or x.shape[1] % groups:
+        raise ModelError("a kernel that does not fit the channels")
     strides, dilations = (list(attributes.get(key, [1] * rank)) for key in ("strides", "dilations"))
     extra, pads = list(attributes.get("output_padding", [0] * rank)), list(attributes.get("pads", [0] * (2 * rank)))
     if {len(strides), len(dilations), len(extra), len(pads) // 2} != {rank} or min(*strides, *dilations) < 1:
@@ -481,7 +525,7 @@ def _transposed_convolution(reader: _Reader, operands: Any, attributes: Any) -> 
     if min(grown) < 1 or min(*extra, *pads) < 0:
         raise ModelError("pads that leave nothing")
     each, outputs = kernel.shape[1], kernel.shape[1] * groups
-    _limit(outputs * math.prod(grown) * x.size)
+    _limit(outputs * math.prod(grown) * x.shape[0] * x.size)
     _limit(x.size * math.prod(size))
     reader.networks.spend(x.size * math.prod(size))  # what is looked at here
     place, offset = (np.indices(n).reshape(rank, -1) for n in (space, size))
@@ -495,15 +539,12 @@ def _transposed_convolution(reader: _Reader, operands: Any, attributes: Any) -> 
     out = channels // (x.shape[1] // groups) * each + np.arange(each)
     weights = np.zeros((outputs, math.prod(grown), x.shape[1], math.prod(space)))
     weights[out[:, :, None], to, channels[:, :, None], entry] = kernel.reshape(x.shape[1], each, -1)[:, :, turn]
-    found = _linear(reader, x, weights.reshape(-1, x.size), (1, outputs, *grown))
-    if not bias:
-        return found
-    if _real(bias[0]).shape != (outputs,):
-        raise ModelError("a bias that does not have one entry per channel")
-    return _scaled(reader, found, arb(1), bias[0].reshape(-1, *(1 for _ in grown)))
+    return _for_pictures(reader, x, weights, (outputs, *grown), bias)
 
 
-@operator("MaxPool", since=8, operands=(1, 1), storage_order=INT, ceil_mode=INT, **_WINDOW)
+@operator("MaxPool", since=1, until=7, operands=(1, 1), **_WINDOW)
+@operator("MaxPool", since=8, until=9, operands=(1, 1), storage_order=INT, **_WINDOW)
+@operator("MaxPool", since=10, operands=(1, 1), storage_order=INT, ceil_mode=INT, **_WINDOW)
 def _max_pool(reader: _Reader, operands: Any, attributes: Any) -> View:
     """The largest of every window; the padding is not part of it."""
     x = _view(operands[0])
@@ -524,13 +565,17 @@ def _global_max(reader: _Reader, operands: Any, attributes: Any) -> View:
     x = _view(operands[0])
     if len(x.shape) < 3:
         raise ModelError("a tensor without space to search")
-    rows, shape = _rows(reader, x, range(2, len(x.shape)), True)
+    rows, shape = _rows(x, tuple(range(2, len(x.shape))), True)
     return _largest(reader, x, rows, shape)
 
 
-@operator("AveragePool", since=7, operands=(1, 1), count_include_pad=INT, ceil_mode=INT, **_WINDOW)
+@operator("AveragePool", since=7, until=9, operands=(1, 1), count_include_pad=INT, **_WINDOW)
+@operator("AveragePool", since=10, operands=(1, 1), count_include_pad=INT, ceil_mode=INT, **_WINDOW)
 def _average_pool(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """The sum of every window by the number of its entries, those of the padding counted or not."""
+    """The sum of every window by the number of its entries, those of the padding counted or not.
+
+    What a window that is rounded up sees beyond the padding is never counted.
+    """
     x, size = _view(operands[0]), list(attributes["kernel_shape"])
     where, steps = _windows(x, size, attributes)
     where = where.reshape(math.prod(steps), -1)
@@ -544,7 +589,7 @@ def _average_pool(reader: _Reader, operands: Any, attributes: Any) -> View:
     for channel in range(channels):
         weights[channel, row, channel * one + where[row, column]] = 1.0
     total = _linear(reader, x, weights.reshape(-1, x.size), (*x.shape[:2], *steps))
-    count = np.full(len(where), inside.shape[1]) if attributes.get("count_include_pad", 0) else inside.sum(1)
+    count = (where >= -1 if attributes.get("count_include_pad", 0) else inside).sum(1)
     return _scaled(reader, total, (arb(1) / exact(count.astype(np.float64))).reshape(steps))
 
 
@@ -597,28 +642,28 @@ def _extreme(reader: _Reader, operands: Any, sign: int) -> View:
 
 
 @operator("ReduceMax", since=1, until=17, axes=INTS, keepdims=INT)
-@operator("ReduceMax", since=18, operands=(1, 2), keepdims=INT)
+@operator("ReduceMax", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
 def _reduce_max(reader: _Reader, operands: Any, attributes: Any, sign: int = 1) -> View:
     """The largest entry along axes; with ``sign`` -1 the smallest."""
-    x, *given = operands
-    x = _view(x)
-    wanted = _list(given[0]) if given else attributes.get("axes", range(len(x.shape)))
-    rows, shape = _rows(reader, x, wanted, bool(attributes.get("keepdims", 1)))
+    x, axes = _view(operands[0]), _reduced_axes(reader, operands, attributes)
+    if not axes:
+        return x
+    rows, shape = _rows(x, axes, bool(attributes.get("keepdims", 1)))
     turned = x if sign > 0 else _scaled(reader, x, arb(-1))
     found = _largest(reader, turned, rows, shape)
     return found if sign > 0 else _scaled(reader, found, arb(-1))
 
 
 @operator("ReduceMin", since=1, until=17, axes=INTS, keepdims=INT)
-@operator("ReduceMin", since=18, operands=(1, 2), keepdims=INT)
+@operator("ReduceMin", since=18, operands=(1, 2), keepdims=INT, noop_with_empty_axes=INT)
 def _reduce_min(reader: _Reader, operands: Any, attributes: Any) -> View:
     return _reduce_max(reader, operands, attributes, -1)
 
 
 @operator("Sum", since=8, operands=(1, MOST_SUMMANDS))
 def _sum(reader: _Reader, operands: Any, attributes: Any) -> View:
-    found = operands[0]
-    for other in operands[1:]:
+    found, *others = sorted(operands, key=lambda part: not isinstance(part, View))  # two constants are not added
+    for other in others:
         found = _add(reader, [found, other], {})
     return _view(found)
 
@@ -652,30 +697,48 @@ def _grouped(reader: _Reader, operands: Any, groups: int, attributes: Any) -> Vi
     return _scaled(reader, y, exact(scale.reshape(wide)), bias.reshape(wide))
 
 
-# The end of a network
+# Logarithms of probabilities
+
+
+@operator("LogSoftmax", since=1, until=12, axis=INT)
+def _log_softmax_of_the_rest(reader: _Reader, operands: Any, attributes: Any) -> Any:
+    """Before operator set 13: over all dimensions from the axis on."""
+    shape = _shape(operands[0])
+    axis = _axis(reader, attributes.get("axis", 1), len(shape))
+    return _log_probabilities(reader, operands[0], tuple(range(axis, len(shape))))
 
 
 @operator("LogSoftmax", since=13, axis=INT)
 def _log_softmax(reader: _Reader, operands: Any, attributes: Any) -> Any:
-    """As a softmax, at the end only. Theorem: the logarithm keeps the order, and softmax(log p) is p.
-
-    The one entry of a row of one is 0, and not 1: such rows have no order and are refused.
-    """
     axis = _axis(reader, attributes.get("axis", -1), len(_shape(operands[0])))
-    if _shape(operands[0])[axis] < 2:
+    return _log_probabilities(reader, operands[0], (axis,))
+
+
+def _log_probabilities(reader: _Reader, x: Value, axes: tuple[int, ...]) -> Any:
+    """``x - log(sum of exp(x))``; at the end of a network as a softmax.
+
+    Theorem: the logarithm keeps the order, and softmax(log p) is p. But the one entry of a row of one is 0, and not 1:
+    such rows have no order and are refused.
+    """
+    if not reader.final:
+        total = _reduced(reader, _curve(reader, x, "exp"), axes, True, False)
+        return _add(reader, [x, _curve(reader, total, "log")], {}, -1)
+    count = math.prod(_shape(x)[axis] for axis in axes)
+    if count < 2:
         raise ModelError("the logarithm of rows of one probability")
-    return _rows_softmax(reader, operands[0], lambda p: np.moveaxis(p, axis, -1).reshape(-1, p.shape[axis]))
+    return _rows_softmax(reader, x, lambda p: np.moveaxis(p, axes, range(-len(axes), 0)).reshape(-1, count))
 
 
 # Operators that move entries
 
 
+@operator("Slice", since=1, until=9, starts=INTS, ends=INTS, axes=INTS)
 @operator("Slice", since=10, operands=(3, 5))
 def _slice(reader: _Reader, operands: Any, attributes: Any) -> Value:
     """A range of entries along some axes."""
-    x, starts, ends, *more = operands
-    first, last = _list(starts), _list(ends)
-    axes = _list(more[0]) if more and more[0] is not None else list(range(len(first)))
+    x, *more = operands
+    first, last = (list(attributes[key]) if key in attributes else _list(more.pop(0)) for key in ("starts", "ends"))
+    axes = _list(more[0]) if more and more[0] is not None else list(attributes.get("axes", range(len(first))))
     steps = _list(more[1]) if len(more) > 1 and more[1] is not None else [1] * len(first)
     if not len(first) == len(last) == len(axes) == len(steps) or 0 in steps:
         raise ModelError("starts, ends, axes and steps that do not fit each other")
@@ -700,10 +763,11 @@ def _split(reader: _Reader, operands: Any, attributes: Any) -> list[Value]:
     size, count = _shape(x)[axis], reader.outputs
     if given or "split" in attributes:
         parts = _list(given[0]) if given else list(attributes["split"])
-    elif size % count or attributes.get("num_outputs", count) != count:
+    elif (size % count and "num_outputs" not in attributes) or attributes.get("num_outputs", count) != count:
         raise ModelError(f"{size} entries in {count} parts of unknown size")
-    else:
-        parts = [size // count] * count
+    else:  # with their number given, the last one may be smaller
+        each = -(-size // count)
+        parts = [min(each, size - each * i) for i in range(count)]
     if sum(parts) != size or min(parts) < 1 or len(parts) != count:
         raise ModelError(f"{size} entries in parts of {parts}")
     stops = np.cumsum(parts)
@@ -723,6 +787,7 @@ def _expand(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return _moved(lambda t: np.broadcast_to(t, shape), x)
 
 
+@operator("GatherND", since=11, until=11, operands=(2, 2))
 @operator("GatherND", since=12, operands=(2, 2), batch_dims=INT)
 def _gather_nd(reader: _Reader, operands: Any, attributes: Any) -> Value:
     """Entries at constant index tuples."""
@@ -746,9 +811,13 @@ def _cast(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return _view(operands[0])
 
 
-@operator("Dropout", since=7)
-def _dropout(reader: _Reader, operands: Any, attributes: Any) -> Value:
-    return _view(operands[0])
+@operator("Dropout", since=7, until=11, ratio=FLOAT)
+@operator("Dropout", since=12, operands=(1, 3), seed=INT)
+def _dropout(reader: _Reader, operands: Any, attributes: Any) -> list[Value]:
+    """What goes in, outside of training; the mask that it has beside is kept from everybody."""
+    if len(operands) > 2 and operands[2] is not None and (isinstance(operands[2], View) or operands[2].any()):
+        raise ModelError("training")
+    return [_view(operands[0])]
 
 
 @operator("Tile", since=6, operands=(2, 2))
@@ -760,6 +829,7 @@ def _tile(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return _moved(lambda t: np.tile(t, times), x)
 
 
+@operator("DepthToSpace", since=1, until=10, blocksize=INT)
 @operator("DepthToSpace", since=11, blocksize=INT, mode=STRING)
 def _depth_to_space(reader: _Reader, operands: Any, attributes: Any) -> Value:
     n, c, h, w = _view(operands[0]).shape
@@ -786,13 +856,14 @@ def _size(reader: _Reader, operands: Any, attributes: Any) -> Value:
     return np.array(math.prod(_shape(operands[0])), dtype=np.int64)
 
 
+@operator("Pad", since=2, until=10, mode=STRING, pads=INTS, value=FLOAT)
 @operator("Pad", since=11, until=17, operands=(2, 3), mode=STRING)
 @operator("Pad", since=18, operands=(2, 4), mode=STRING)
 def _pad(reader: _Reader, operands: Any, attributes: Any) -> View:
     """Entries repeated, or a constant where the padding is: a sum in which they have no part."""
-    x, sizes, *more = operands
-    x, sizes = _view(x), _list(sizes)
-    fill = 0.0 if not more or more[0] is None else float(_real(more[0]).reshape(()))
+    x, *more = operands
+    x, sizes = _view(x), list(attributes["pads"]) if "pads" in attributes else _list(more.pop(0))
+    fill = float(_real(more[0]).reshape(())) if more and more[0] is not None else attributes.get("value", 0.0)
     rank = len(x.shape)
     axes = list(range(rank)) if len(more) < 2 else list(_axes(reader, _list(more[1]), rank))
     if len(sizes) != 2 * len(axes) or min(sizes, default=0) < 0:
@@ -956,12 +1027,18 @@ def _heads(x: View, heads: int) -> View:
     return x.moved(lambda index: index.reshape(batch, tokens, heads, width // heads).transpose(0, 2, 1, 3))
 
 
-_ATTENTION = {"is_causal": INT, "q_num_heads": INT, "kv_num_heads": INT, "scale": FLOAT}
+_ATTENTION = {"is_causal": INT, "q_num_heads": INT, "kv_num_heads": INT, "scale": FLOAT, "softcap": FLOAT}
+_ATTENTION |= {"qk_matmul_output_mode": INT, "softmax_precision": INT}
 
 
 @operator("Attention", since=23, operands=(3, 4), **_ATTENTION)
 def _attention(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """``softmax(scale q k' + mask) v`` by heads; fewer heads of keys are shared by neighbouring queries."""
+    """``softmax(scale q k' + mask) v`` by heads; fewer heads of keys are shared by neighbouring queries.
+
+    What an output that is not there would hold, and how exactly the runtime computes, is no matter here.
+    """
+    if attributes.get("softcap", 0.0) or attributes.get("softmax_precision", 1) not in (1, 11):
+        raise ModelError("capped logits, or a softmax in anything but float or double")
     flat = len(operands[0].shape) == 3
     names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
     q, k, v = (_heads(_view(x), attributes.get(name, 0)) if flat else _view(x) for x, name in zip(operands, names))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from .options import console, is_stdout, json_option, write_json
+from .options import json_option
+from .output import console, is_stdout, write_json
 
 
 @click.command("inspect", short_help="The graph of a network, and how each operator is relaxed.")

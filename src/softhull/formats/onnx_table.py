@@ -81,7 +81,7 @@ def operators(checked: dict[str, list[tuple[int, int]]]) -> list[dict[str, str]]
     kinds = {name: kind for kind, names in _KINDS.items() for name in names}
     rows = []
     for name in sorted(RULES):
-        ranges = ", ".join(f"{first}-{last}" for first, last in sorted(checked.get(name, [])))
+        ranges = ", ".join(f"{first}-{last}" for first, last in _joined(checked.get(name, [])))
         rows.append(
             {
                 "operator": name,
@@ -92,6 +92,16 @@ def operators(checked: dict[str, list[tuple[int, int]]]) -> list[dict[str, str]]
             }
         )
     return rows
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges of operator sets, those that follow each other as one."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and found[-1][1] + 1 == first:
+            first = found.pop()[0]
+        found.append((first, last))
+    return found
 
 
 def as_markdown(rows: list[dict[str, str]]) -> str:

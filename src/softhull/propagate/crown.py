@@ -147,7 +147,7 @@ class LinearBounds:
             return reorder(lower, order, node.shape), reorder(upper, order, node.shape)
         if self.method.everywhere:
             return self.walked(index, None)
-        return tightest(node.operator, self, index, consumer)
+        return _ordered(*self.knowledge.met("rough", index, tightest(node.operator, self, index, consumer)))
 
     def walked(self, index: int, consumer: Elementwise | None) -> Interval:
         """Bounds by one walk for every entry that can gain from it, met with interval arithmetic."""

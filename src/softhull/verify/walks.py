@@ -25,6 +25,7 @@ from ..graph.rounding import share, underflow
 from ..propagate import softmax_steps as softmaxes
 from ..propagate.account import account
 from ..propagate.crown import LinearBounds
+from ..propagate.knowledge import Knowledge
 from ..propagate.methods import Auto, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
@@ -211,15 +212,20 @@ def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor |
 def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None) -> Walks:
     """Linear walks for some instances; where they are not named, a first look at all."""
     here, region = work.instances if instances is None else instances, work.problem.region
-    region = region if len(here) == region.size else region.take(here)
-    graphs, found = networks_of(work).graphs, []
-    for each in graphs:
-        bounds = LinearBounds(each.graph, region, method, each.structure, work.effort.memory, work.effort.deadline)
+    whole = len(here) == region.size
+    region = region if whole else region.take(here)
+    graphs, found, effort = networks_of(work).graphs, [], work.effort
+    known = work.found.knowledge or tuple(Knowledge(each.structure) for each in graphs)
+    for each, start in zip(graphs, known):
+        start = (start if whole else start.take(here)).handed_on()
+        bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline, start)
         bounds.check_time()
         bounds.prepare(len(each.graph.nodes) - 1)
         for index in each.softmaxes:
             bounds.differences(index)
         found.append(bounds)
+    if whole:
+        work.found.knowledge = tuple(bounds.knowledge.handed_on() for bounds in found)
     walks = Walks(graphs, here, tuple(found), (LINEAR,), instances is None)
     return walks.knowing(found, work.found.worst[here])
 

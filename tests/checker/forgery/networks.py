@@ -164,6 +164,20 @@ def _pooled(b: Builder) -> str:
     return str(b.op("MatMul", h, b.const(_weights(17, 6, 2))) and _plus(b, [[0.25, 0.0]]))
 
 
+def _clipped(b: Builder) -> str:
+    """Limits of which some are reached, none of them 0: below alone, above alone, and both."""
+    h = b.op("MatMul", "x", b.const(_weights(43, 2, 3)))
+    low, high = b.const(-0.25), b.const(0.125)
+    some = [b.op("Clip", h, low), b.op("Clip", h, "", high), b.op("Clip", h, low, high)]
+    return str(b.op("MatMul", b.op("Concat", *some, axis=1), b.const(_weights(44, 9, 2))) and _plus(b, [[0.5, 0.0]]))
+
+
+def _logarithms(b: Builder) -> str:
+    """Logarithms of probabilities that the network goes on with, which are not their order alone."""
+    p = b.op("LogSoftmax", b.op("MatMul", "x", b.const(_weights(45, 2, 3))), axis=-1)
+    return str(b.op("MatMul", p, b.const(_weights(46, 3, 2))) and _plus(b, [[0.5, 0.0]]))
+
+
 def _removed(b: Builder) -> str:
     """Logits removed by -inf, in every row another one."""
     logits = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(18, 2, 6))), b.ints(1, 2, 3))
@@ -255,6 +269,8 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
     "curved": ([(_curved, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 2),
     "normed": ([(_normed, 17)], [0.5, -0.25], [Perturbation(SHORT), Perturbation(SHORT, norm=1)], 1),
     "pooled": ([(_pooled, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
+    "clipped": ([(_clipped, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
+    "logarithms": ([(_logarithms, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=1)], 1),
     "removed": ([(_removed, 13)], [0.5, -0.25], [Perturbation(0.25)], 1),
     "emptied": ([(_emptied, 13)], [0.5, -0.25], [Perturbation(0.25)], 1),
     "leaking": ([(_leaking, 13)], [0.6875, -0.25], [Perturbation(SHORT)], 1),

@@ -47,7 +47,7 @@ def evaluate(model: onnx.ModelProto, x: np.ndarray, number: int) -> Values:
     values[model.graph.input[0].name] = x.reshape(dims)
     for node in model.graph.node:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        found = _operator(node.op_type, [values[name] for name in node.input], attributes, opset)
+        found = _operator(node.op_type, [values[n] if n else None for n in node.input], attributes, opset)
         values[node.output[0]] = np.asarray(found)
     named = {f"{number}:{name}": v.ravel() for name, v in values.items() if name not in constants}
     makers = {node.output[0]: node for node in model.graph.node}
@@ -77,7 +77,7 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
         return np.asarray(powers / powers.sum(axis, keepdims=True))
 
 
-def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], opset: int) -> np.ndarray:
+def _operator(kind: str, v: list[Any], attributes: Mapping[str, Any], opset: int) -> np.ndarray:
     def number(value: float) -> Any:
         """A number in the arithmetic of the operands."""
         return arb(float(value)) if v[0].dtype == object else float(value)
@@ -90,6 +90,12 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
         return np.asarray(np.matmul(a, b) + v[2])
     if kind == "LeakyRelu":
         return np.asarray(_relu(v[0]) - number(attributes["alpha"]) * _relu(-v[0]))
+    if kind == "Clip":
+        least, most = (*v[1:], None)[:2]
+        found = v[0] if least is None else _greater(v[0], least)
+        return found if most is None else -_greater(-found, -most)
+    if kind == "LogSoftmax":
+        return np.asarray(np.log(softmax(v[0], attributes["axis"])))
     if kind == "LayerNormalization":
         apart = v[0] - v[0].sum(-1, keepdims=True) / v[0].shape[-1]
         steadied = (apart * apart).sum(-1, keepdims=True) / v[0].shape[-1] + number(attributes["epsilon"])
@@ -129,12 +135,17 @@ def _operator(kind: str, v: list[np.ndarray], attributes: Mapping[str, Any], ops
             "Squeeze": lambda: v[0].squeeze(tuple(v[1])),
             "Unsqueeze": lambda: np.expand_dims(v[0], tuple(v[1])),
             "Identity": lambda: v[0],
+            "Concat": lambda: np.concatenate(v, attributes["axis"]),
         }[kind]()
     )
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
     return np.asarray(relu_ball(x) if x.dtype == object else np.maximum(x, 0.0))
+
+
+def _greater(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.asarray(np.frompyfunc(arb.max, 2, 1)(x, y) if x.dtype == object else np.maximum(x, y))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
