@@ -9,6 +9,7 @@ import torch
 from softhull.branch.cut_leaves import CutLeaves
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.operator import Lines
+from softhull.propagate import spread
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import SecondOrder
 from softhull.regions import Perturbation
@@ -100,20 +101,16 @@ def test_lines_that_are_mixed_move_no_further_than_their_ellipsoids_say(seed: in
         value = (graph(x[instance]).flatten(1) @ rows.flatten(1).T).min(0).values
         assert bool((low[:, instance] <= value).all())
     assert bool(low.isfinite().all() | ~apart.isfinite().all())
-    for index in bounds.knowledge.known("spread"):
-        facts = bounds.knowledge.find("spread", index, lambda: None)
+    known = [(index, flipped) for flipped, kind in enumerate(spread.KINDS) for index in bounds.knowledge.known(kind)]
+    for index, flipped in known:
+        facts = spread.spread(bounds, index, bool(flipped))
         weights = torch.from_numpy(rng.normal(size=(5, 2, *facts.middle.shape[1:-2], 1, facts.middle.shape[-1])))
         reach = facts.reach(weights)
         for instance in range(2):
             lines = graph.values(x[instance])[index]
-            lines = lines if lines.shape[1:] == facts.middle.shape[1:] and not flipped(bounds, index) else lines.mT
+            lines = lines.mT if flipped else lines
             moved = (weights[:, instance, None] @ (lines - facts.middle[instance]).mT).abs().amax(1)
             assert bool((moved <= reach[:, instance]).all())
-
-
-def flipped(bounds: LinearBounds, index: int) -> bool:
-    """Whether the node is the left factor of a product with probabilities on the right."""
-    return any(node.inputs[0] == index and len(node.inputs) == 2 for node in bounds.graph.nodes)
 
 
 def sampled(

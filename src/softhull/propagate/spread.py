@@ -26,6 +26,9 @@ from .structure import pieces, positions
 if TYPE_CHECKING:
     from .crown import LinearBounds
 
+# A node may be a factor on either side, of two products.
+KINDS = ("spread of rows", "spread of columns")
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -47,7 +50,7 @@ class Spread:
 
 def spread(bounds: LinearBounds, index: int, flipped: bool) -> Spread:
     """The lines of a node along its last axis, or, flipped, along the last but one."""
-    return bounds.knowledge.find("spread", index, lambda: _found(bounds, index, flipped))
+    return bounds.knowledge.find(KINDS[flipped], index, lambda: _found(bounds, index, flipped))
 
 
 def _found(bounds: LinearBounds, index: int, flipped: bool) -> Spread:
