@@ -48,6 +48,8 @@ NEARBY = (0.6, 1.7)
 # Cuts of the whole region that are tried at first. What they gained there chooses all cuts that follow: to try a few in
 # every cell costs more than the better choice gains.
 FIRST, CANDIDATES = 64, 1
+# What the rows of a difference lose now counts beside it, with this weight.
+LOST = 0.1
 # Where rows are fitted: noise numbers up to which the multipliers of noise and cuts are found together, the most steps
 # for these, how exact they are, when one is given up (in units of what the path has left to gain), and for how many cuts.
 JOINT, PATH, EXACT, HOPELESS, COUNTED = 320, 16, 1e-2, 1.5, 6
@@ -161,7 +163,7 @@ class ProductLeaves:
                 begun = batch.begun.d[s].clone(), batch.begun_b[s, : len(cell.path)].clone(), batch.begun.mu[s].clone()
             on_cuts = batch.on_cuts[s, : len(cell.path)].clone()
             warm = Warm(on_cuts, max(missed, 0.0), own, noise, fits or None, begun)
-            cuts = self._widest(own, self.gains[cell.problem], CANDIDATES)
+            cuts = self._widest(own, self.gains[cell.problem], CANDIDATES, batch.losses[s] if batch.losses else {})
             found.append(Solved(low, cuts, warm, batch.x[s], 128 * len(own)))
         return found
 
@@ -226,9 +228,16 @@ class ProductLeaves:
                 add((node, entry, -1), *ends, torch.zeros_like(ends[0]) if kinked else None)
         return found
 
-    def _widest(self, spans: Spans, gains: dict[Place, float], count: int) -> list[Cut]:
-        """Candidates, by what they gained on the whole region and what is left of their width."""
-        order = sorted(spans, key=lambda place: -spans[place][0] * gains.get(place, 0.0 if gains else 1.0))
+    def _widest(
+        self, spans: Spans, gains: dict[Place, float], count: int, losses: dict[Place, float] | None = None
+    ) -> list[Cut]:
+        """Candidates, by what they gained on the whole region and what is left of their width; a little by losses."""
+
+        def worth(place: Place) -> float:
+            gained = gains.get(place, 0.0 if gains else 1.0)
+            return spans[place][0] * (gained + LOST * (losses or {}).get(place, 0.0))
+
+        order = sorted(spans, key=lambda place: -worth(place))
         return [
             Cut(node, plus, None if minus < 0 else minus, spans[node, plus, minus][1])
             for node, plus, minus in order[:count]

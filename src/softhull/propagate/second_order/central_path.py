@@ -20,6 +20,7 @@ the slope in b is ``c - g . x + x'G x + mu (tr WG + 1 / b)``; minus the second d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,8 @@ _SHARE, _GROW, _INSIDE, _FIRST = 0.1, 1.4, 1.2, 0.4
 _NEAR, _SHRINK = 2.0, 0.2
 # Steps end short of where a multiplier fails, and are shortened until f rises.
 _SHORT, _BACK, _TRIES = 0.9, 0.5, 12
+# Bytes of the matrices that are worked on at once: they should stay near the processor.
+_CACHE = 1 << 20
 # Where another problem that is nearly the same begins: what is left to gain is this share of the value.
 _START = 0.1
 
@@ -77,6 +80,10 @@ class Begun:
     b: Tensor
     mu: Tensor
 
+    def take(self, which: Tensor) -> Begun:
+        """The points of some of the problems."""
+        return Begun(self.d[which], self.b[which], self.mu[which])
+
 
 @dataclass(frozen=True)
 class Multipliers:
@@ -89,6 +96,13 @@ class Multipliers:
     b: Tensor
     x: Tensor
     begun: Begun
+
+    @staticmethod
+    def together(parts: Sequence[Multipliers]) -> Multipliers:
+        """Those of several groups of problems as one."""
+        d, b, x = (torch.cat([getattr(part, name) for part in parts]) for name in ("d", "b", "x"))
+        begun = (torch.cat([getattr(part.begun, name) for part in parts]) for name in ("d", "b", "mu"))
+        return Multipliers(d, b, x, Begun(*begun))
 
 
 def followed(
@@ -107,6 +121,14 @@ def followed(
     when ``hopeless`` times that is less than what is missing.
     """
     cuts = Cuts.none(linear) if cuts is None else cuts
+    together = max(1, _CACHE // (linear.element_size() * linear.shape[1] ** 2))
+    if len(linear) > together:
+        parts = []
+        for some in torch.arange(len(linear), device=linear.device).split(together):
+            first = None if begun is None else begun.take(some)
+            given = linear[some], B[some], steps[some], target[some]
+            parts.append(followed(*given, enough, cuts.take(some), hopeless, first))
+        return Multipliers.together(parts)
     # For a large mu all multipliers on the path are nearly equal; a start with unequal ones is far from it.
     d = (_SHARE * (B.abs().sum(-1) + linear.abs() / 2).amax(-1, keepdim=True)).expand(linear.shape)
     rows = cuts.factors.abs().sum(-1, keepdim=True)

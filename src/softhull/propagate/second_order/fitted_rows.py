@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from .specification import Quadratic
 
 
-# Differences of logits that have become narrower by less than this share are as good as before.
-_SAME = 1e-9
+# Where differences of logits have become narrower by less than this share, fits are as good as before.
+_SAME = 0.02
+# And where weights have changed by less than this share of how far they are apart.
+_ALIKE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ class FittedRows:
             low, high = torch.maximum(low, known.differences[0]), torch.minimum(high, known.differences[1])
             low, high = torch.minimum(low, high), torch.maximum(low, high)
             before = known.differences[1] - known.differences[0]
-            again = (high - low < (1 - _SAME) * before - _SAME).flatten(2).any(-1) | ~known.value.isfinite()
+            again = (high - low < (1 - _SAME) * before).flatten(2).any(-1) | ~known.value.isfinite()
+            changed = (weights - known.weights).abs().amax(-1)
+            again |= changed > _ALIKE * (weights.amax(-1) - weights.amin(-1))
             reference = torch.where(again, reference, known.reference)
         self.differences, self.reference = (low, high), reference
         order = torch.arange(K, device=at.device).expand(P, R, K)

@@ -41,7 +41,7 @@ from .terms import Term, together
 _NEAR = 1 << 22  # bytes
 _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
 _FEW = 4  # steps on such a quadratic
-_FITS = 2  # fits of attention rows, each near the corner that was worst for the one before
+_FITS = 2  # fits of attention rows, each near where the bound before was attained
 
 
 @dataclass
@@ -88,6 +88,13 @@ class Quadratic:
     def corner(self) -> Tensor:
         """A corner of the noise ``[P, n]`` where the quadratic is small."""
         return vertex_minimiser(self.low_rank())[0]
+
+    def minimiser(self, noise: Noise, d: Tensor) -> Tensor:
+        """Noise ``[P, n]`` where the quadratic with multipliers ``d [P, n]`` is least; a corner where there are none."""
+        problem, _ = self.problem(noise.ball(self.linear.shape[1], self.linear.device))
+        usable = d.isfinite().all(-1, keepdim=True)
+        x = -problem.solve(torch.where(usable, d, 1.0)).x.clamp(-1, 1)
+        return torch.where(usable & x.isfinite().all(-1, keepdim=True), x, self.corner())
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
@@ -227,13 +234,13 @@ class SecondOrderBounds:
         found = []
         for part in pieces(positions(rows), self.together()):
             quadratic = self.quadratic(rows[part], instances[part], None, index)
-            low = None
+            low, d = solve_quadratic(quadratic, self.forms.noise, Pursuit(steps, target[part], hopeless=fitted))
             for _ in range(_FITS if fitted else 0):
-                corner = quadratic.corner()[:, : self.forms.noise_count]
-                quadratic = self.quadratic(rows[part], instances[part], corner, index)
-                value = bound_quadratic(quadratic, self.forms.noise, steps, target[part])
-                low = value if low is None else torch.maximum(low, value)
-            found.append(bound_quadratic(quadratic, self.forms.noise, steps, target[part]) if low is None else low)
+                near = quadratic.minimiser(self.forms.noise, d)[:, : self.forms.noise_count]
+                quadratic = self.quadratic(rows[part], instances[part], near, index)
+                value, d = solve_quadratic(quadratic, self.forms.noise, Pursuit(steps, target[part], hopeless=True))
+                low = torch.maximum(low, value)
+            found.append(low)
         return torch.cat(found) if found else rows.new_zeros(0)
 
     def together(self) -> int:
