@@ -51,8 +51,9 @@ FIRST, CANDIDATES = 64, 1
 # What the rows of a difference lose now counts beside it, with this weight.
 LOST = 0.1
 # Where rows are fitted: noise numbers up to which the multipliers of noise and cuts are found together, the most steps
-# for these, how exact they are, when one is given up (in units of what the path has left to gain), and for how many cuts.
-JOINT, PATH, EXACT, HOPELESS, COUNTED = 320, 16, 1e-2, 1.5, 6
+# for these, and for candidates, how exact they are, when one is given up (in units of what the path has left to gain),
+# and for how many cuts.
+JOINT, PATH, SHORT, EXACT, HOPELESS, COUNTED = 320, 16, 5, 1e-2, 1.5, 6
 
 # What may be cut, by node and entries (-1: one entry alone), and how wide it is and where its middle or its kink.
 Place = tuple[int, int, int]
@@ -68,7 +69,8 @@ class Warm:
     open: Spans
     noise: Tensor | None = None  # of the inputs [n], where its quadratic is least
     fits: dict[int, KnownFits] | None = None  # of the rows of every softmax
-    begun: tuple[Tensor, Tensor, Tensor] | None = None  # the path of its multipliers: d, those of cuts, mu
+    # The path of its multipliers: what noise stands for, d, those of cuts, mu.
+    begun: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
 
 class ProductLeaves:
@@ -107,7 +109,7 @@ class ProductLeaves:
                 continue
             cuts = self._widest(root.warm.open, {}, FIRST)
             tried = [Cell(p, (side,), root.warm) for cut in cuts for side in cut.sides]
-            (whole, *values) = self.quick([Cell(p, ()), *tried])
+            (whole, *values) = self.quick([Cell(p, (), root.warm), *tried])
             ends = iter(values)
             for cut in cuts:
                 # The whole region had more steps: what does not gain over them does not count.
@@ -119,11 +121,7 @@ class ProductLeaves:
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
         """Bounds of candidate cells after few steps, to choose a cut by."""
-        fitted, self.fitted = self.fitted, False  # planes tell as well which cuts gain, and cost less
-        try:
-            return [found.bound for found in self._bounded(cells, COARSE)]
-        finally:
-            self.fitted = fitted
+        return [found.bound for found in self._bounded(cells, COARSE)]
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
         """Bounds of cells, with the cuts to try next and the state their children start from."""
@@ -159,8 +157,9 @@ class ProductLeaves:
             noise = None if batch.noise is None else batch.noise[s].clone()
             fits = {index: fit.take(torch.tensor([s])) for index, fit in batch.fits.items()}
             begun = None
-            if batch.begun is not None:
-                begun = batch.begun.d[s].clone(), batch.begun_b[s, : len(cell.path)].clone(), batch.begun.mu[s].clone()
+            if batch.begun is not None and batch.names is not None:
+                b = batch.begun_b[s, : len(cell.path)].clone()
+                begun = batch.names[s].clone(), batch.begun.d[s].clone(), b, batch.begun.mu[s].clone()
             on_cuts = batch.on_cuts[s, : len(cell.path)].clone()
             warm = Warm(on_cuts, max(missed, 0.0), own, noise, fits or None, begun)
             cuts = self._widest(own, self.gains[cell.problem], CANDIDATES, batch.losses[s] if batch.losses else {})
@@ -273,6 +272,7 @@ class _Batch:
         self.noise: Tensor | None = None
         self.fits: dict[int, KnownFits] = {}
         self.begun: Begun | None = None
+        self.names: Tensor | None = None
         self.begun_b = torch.zeros_like(self.on_cuts)
         self.losses: list[dict[Place, float]] = []
         self.value = self.offsets.new_full((S,), -math.inf)
@@ -282,7 +282,7 @@ class _Batch:
 
     def solve(self, grid: Sequence[float]) -> None:
         """The best bounds, by quadratics of rows where these are short; else over a few multipliers of the last cuts."""
-        if self.leaves.fitted and self._fitted():
+        if self.leaves.fitted and self._fitted(PATH if len(grid) > len(COARSE) else SHORT):
             return
         if not self.entries:
             self._try(self.on_cuts, FINAL, True)
@@ -300,7 +300,7 @@ class _Batch:
 
     # Rows of a softmax by fitted quadratics, multipliers of noise and cuts together
 
-    def _fitted(self) -> bool:
+    def _fitted(self, steps: int) -> bool:
         """Bounds by fits near where the cell before was least; whether there are any."""
         everything = positions(self.rows)
         first = self.cells[0].warm
@@ -309,7 +309,7 @@ class _Batch:
             quadratic = self.second.quadratic(self.rows, everything)
             if quadratic.linear.shape[1] > JOINT:
                 return False
-            near, known = self._least(quadratic, False), {}
+            near, known = self._least(quadratic, False, steps), {}
         else:
             near = torch.nn.functional.pad(
                 torch.stack([w.noise for w in warm]), (0, self.second.forms.noise_count - len(first.noise))
@@ -319,14 +319,14 @@ class _Batch:
         quadratic = self.second.quadratic(self.rows, everything, near, known=known)
         if quadratic.linear.shape[1] > JOINT:
             return False
-        x = self._least(quadratic, True)
+        x = self._least(quadratic, True, steps)
         self.noise = x[:, : self.second.forms.noise.inputs].clamp(-1, 1)
         self.fits = {index: fit.known() for index, fit in quadratic.fits.items()}
         self.x = self._inputs(self.noise, everything)
         self.losses = self._row_losses(quadratic, x.clamp(-1, 1))
         return True
 
-    def _least(self, quadratic: Quadratic, counted: bool) -> Tensor:
+    def _least(self, quadratic: Quadratic, counted: bool, steps: int) -> Tensor:
         """Multipliers of noise and of cuts, if these are counted, what they prove, and where that is least ``[S, n]``.
 
         What is proved is the sum of two bounds: that of the margin and, times multipliers, those of the cuts.
@@ -338,14 +338,13 @@ class _Batch:
             cuts, which = self._cuts(n)
         target = self.offsets - quadratic.constant
         begun = self._begun(n, which)
-        steps = target.new_full((S,), PATH)
         enough = target + 1e-4 * (1 + target.abs())
-        found = followed(quadratic.linear, B, steps, enough, EXACT, cuts, HOPELESS, begun)
+        found = followed(quadratic.linear, B, target.new_full((S,), steps), enough, EXACT, cuts, HOPELESS, begun)
         b = found.b
         if which is not None:
             self.on_cuts = torch.zeros_like(self.on_cuts).scatter(1, which, b * (self.sign.gather(1, which) != 0))
             self.begun_b = torch.zeros_like(self.on_cuts).scatter(1, which, found.begun.b)
-        self.begun = found.begun
+        self.begun, self.names = found.begun, self._names(n)
         l = quadratic.linear + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
         constant = quadratic.constant + (b * cuts.constant).sum(1)
         rows = cuts.factors.abs().sum(-1, keepdim=True)
@@ -363,15 +362,28 @@ class _Batch:
 
     def _begun(self, n: int, which: Tensor | None) -> Begun | None:
         """Where the cells before were not far along their paths, where these have as much noise."""
-        S = len(self.cells)
-        k = 0 if which is None else which.shape[1]
+        S, names = len(self.cells), self._names(n)
         d, mu = self.offsets.new_full((S, n), math.nan), self.offsets.new_full((S,), math.nan)
         b = self.offsets.new_zeros(S, self.sign.shape[1])
         for s, cell in enumerate(self.cells):
-            if cell.warm is not None and cell.warm.begun is not None and len(cell.warm.begun[0]) == n:
-                d[s], known, mu[s] = cell.warm.begun
-                b[s, : len(known)] = known
-        return Begun(d, b.gather(1, which) if which is not None else b[:, :k], mu)
+            if names is not None and cell.warm is not None and cell.warm.begun is not None:
+                known, d_known, b_known, mu[s] = cell.warm.begun
+                # Noise that the cell before did not have is like the rest of what is not an input.
+                most = max(int(known.max()), int(names[s].max())) + 2
+                table = d.new_full((most,), float(d_known[self.second.forms.noise.inputs :].mean())).scatter(0, known, d_known)
+                d[s] = table[names[s]]
+                b[s, : len(b_known)] = b_known
+        return Begun(d, b.gather(1, which) if which is not None else b[:, :0], mu)
+
+    def _names(self, n: int) -> Tensor | None:
+        """What all noise stands for ``[S, n]``, the last for remainders of fits; None: unknown."""
+        names = self.second.forms.names
+        if names is None:
+            return None
+        names = names.expand(len(self.cells), -1)
+        beyond = self.second.forms.entries
+        extra = torch.arange(n - names.shape[1]) + beyond + 1
+        return torch.cat((torch.where(names < 0, beyond, names), extra.expand(len(names), -1)), 1)
 
     def _cuts(self, n: int) -> tuple[Cuts, Tensor]:
         """The quadratics of the cuts that count most ``[S, k]`` over n noise numbers, and which these are."""
