@@ -30,8 +30,8 @@ from ..propagate.second_order.central_path import Begun, Cuts, followed
 from ..propagate.second_order.dual import Pursuit
 from ..propagate.second_order.fitted_rows import KnownFits
 from ..propagate.second_order.forward import NoAffineForms
-from ..propagate.second_order.row_fit import CELLS
 from ..propagate.second_order.quadratic import DenseQuadratic
+from ..propagate.second_order.row_fit import CELLS
 from ..propagate.second_order.specification import Quadratic, SecondOrderBounds, solve_quadratic, sum_below
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim
@@ -269,7 +269,8 @@ class _Batch:
                 self.on_cuts[s, : len(cell.path) - 1] = cell.warm.on_cuts
                 self.unit[s] = cell.warm.missed / span[0] if span is not None else 0.0
         self.last = torch.tensor([max(len(cell.path) - 1, 0) for cell in cells])
-        self.noise: Tensor | None = None
+        self.near: Tensor | None = None  # noise that rows are fitted near
+        self.noise: Tensor | None = None  # of the inputs, where the bound is attained
         self.fits: dict[int, KnownFits] = {}
         self.begun: Begun | None = None
         self.names: Tensor | None = None
@@ -281,7 +282,7 @@ class _Batch:
         self.x = region.lower + (region.upper - region.lower) / 2
 
     def solve(self, grid: Sequence[float]) -> None:
-        """The best bounds, by quadratics of rows where these are short; else over a few multipliers of the last cuts."""
+        """The best bounds, by quadratics of rows where these are short; else over few multipliers of the last cuts."""
         if self.leaves.fitted and self._fitted(PATH if len(grid) > len(COARSE) else SHORT):
             return
         if not self.entries:
@@ -301,27 +302,29 @@ class _Batch:
     # Rows of a softmax by fitted quadratics, multipliers of noise and cuts together
 
     def _fitted(self, steps: int) -> bool:
-        """Bounds by fits near where the cell before was least; whether there are any."""
-        everything = positions(self.rows)
-        first = self.cells[0].warm
-        warm = [cell.warm for cell in self.cells]
-        if first is None or first.noise is None:
-            quadratic = self.second.quadratic(self.rows, everything)
-            if quadratic.linear.shape[1] > JOINT:
-                return False
-            near, known = self._least(quadratic, False, steps), {}
+        """Bounds by fits near where the cell before was least; whether there are any, or at least fits."""
+        everything, noise = positions(self.rows), self.second.forms.noise
+        warm = [cell.warm for cell in self.cells if cell.warm is not None and cell.warm.noise is not None]
+        known: dict[int, KnownFits] = {}
+        if len(warm) == len(self.cells):
+            near = torch.stack([w.noise for w in warm])
+            near = torch.nn.functional.pad(near, (0, self.second.forms.noise_count - near.shape[1]))
+            known = {index: KnownFits.together([w.fits[index] for w in warm]) for index in warm[0].fits}
         else:
-            near = torch.nn.functional.pad(
-                torch.stack([w.noise for w in warm]), (0, self.second.forms.noise_count - len(first.noise))
-            )
-            known = {index: KnownFits.together([w.fits[index] for w in warm]) for index in first.fits}
-        near = near[:, : self.second.forms.noise_count].clamp(-1, 1)
+            quadratic = self.second.quadratic(self.rows, everything)
+            if quadratic.linear.shape[1] <= JOINT:
+                near = self._least(quadratic, False, steps)
+            else:
+                _, d = solve_quadratic(quadratic, noise, Pursuit(STEPS, self.offsets, hopeless=True))
+                near = quadratic.minimiser(noise, d)
+        self.near = near = near[:, : self.second.forms.noise_count].clamp(-1, 1)
         quadratic = self.second.quadratic(self.rows, everything, near, known=known)
+        self.fits = {index: fit.known() for index, fit in quadratic.fits.items()}
         if quadratic.linear.shape[1] > JOINT:
+            self.d = self.offsets.new_full(quadratic.linear.shape, math.nan)
             return False
         x = self._least(quadratic, True, steps)
-        self.noise = x[:, : self.second.forms.noise.inputs].clamp(-1, 1)
-        self.fits = {index: fit.known() for index, fit in quadratic.fits.items()}
+        self.noise = x[:, : noise.inputs].clamp(-1, 1)
         self.x = self._inputs(self.noise, everything)
         self.losses = self._row_losses(quadratic, x.clamp(-1, 1))
         return True
@@ -370,7 +373,9 @@ class _Batch:
                 known, d_known, b_known, mu[s] = cell.warm.begun
                 # Noise that the cell before did not have is like the rest of what is not an input.
                 most = max(int(known.max()), int(names[s].max())) + 2
-                table = d.new_full((most,), float(d_known[self.second.forms.noise.inputs :].mean())).scatter(0, known, d_known)
+                table = d.new_full((most,), float(d_known[self.second.forms.noise.inputs :].mean())).scatter(
+                    0, known, d_known
+                )
                 d[s] = table[names[s]]
                 b[s, : len(b_known)] = b_known
         return Begun(d, b.gather(1, which) if which is not None else b[:, :0], mu)
@@ -433,7 +438,11 @@ class _Batch:
             for product, split in quadratic.splits.items():
                 factor = graph.nodes[product].inputs[split.factors.kept]
                 if bounds.structure.source(factor) == index:
-                    zs = forms.bases[split.factors.basis].take(positions(self.rows)).values(noise[:, : forms.noise_count])
+                    zs = (
+                        forms.bases[split.factors.basis]
+                        .take(positions(self.rows))
+                        .values(noise[:, : forms.noise_count])
+                    )
                     met = split.losses(zs).flatten(1)
                     placed = torch.zeros_like(met)
                     placed[:, bounds.structure.order(factor)] = met
@@ -460,23 +469,29 @@ class _Batch:
     def _try(self, on_cuts: Tensor, steps: int, final: bool = False) -> None:
         """Bounds with some multipliers, kept where they are the best so far."""
         for part in pieces((~(self.value > 0)).nonzero()[:, 0], 64):
-            value, d, x = self._lower(part, on_cuts[part], steps, None if final else self.d[part])
+            value, d, noise = self._lower(part, on_cuts[part], steps, None if final else self.d[part])
             better = value > self.value[part]
             self.value[part] = torch.where(better, value, self.value[part])
             self.on_cuts[part] = torch.where(better[:, None], on_cuts[part], self.on_cuts[part])
             self.d[part] = torch.where(better[:, None], d, self.d[part])
-            where = better.reshape(-1, *[1] * (x.ndim - 1))
-            self.x[part] = torch.where(where, x, self.x[part])
+            x = self._inputs(noise, part)
+            self.x[part] = torch.where(better.reshape(-1, *[1] * (x.ndim - 1)), x, self.x[part])
+            if self.near is not None:
+                self.noise = self.near[:, : noise.shape[1]].clone() if self.noise is None else self.noise
+                self.noise[part] = torch.where(better[:, None], noise, self.noise[part])
 
     def _lower(self, part: Tensor, on_cuts: Tensor, steps: int, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Lower bounds ``[P]`` on the margins of some cells, their multipliers, and inputs where they are small."""
+        """Lower bounds ``[P]`` on the margins of some cells, their multipliers, and noise of inputs where they are
+        small."""
         second = self.second
-        quadratic = second.quadratic(self.rows[part], part, start=self._claim(part, on_cuts))
-        target = self.offsets[part]
+        near = None if self.near is None else self.near[part]
+        fits = {index: fit.take(part) for index, fit in self.fits.items()}
+        quadratic = second.quadratic(self.rows[part], part, near, start=self._claim(part, on_cuts), known=fits)
+        target, noise = self.offsets[part], second.forms.noise
         # Cells are compared by their bounds: how low one is matters where no bound can prove it, too.
-        pursuit = Pursuit(steps, target, start, hopeless=True)
-        value, d = solve_quadratic(quadratic, second.forms.noise, pursuit)
-        return self._less(value, target), d, self._inputs(quadratic.corner()[:, : second.forms.noise.inputs], part)
+        value, d = solve_quadratic(quadratic, noise, Pursuit(steps, target, start, hopeless=True))
+        least = quadratic.corner() if near is None else quadratic.minimiser(noise, d)
+        return self._less(value, target), d, least[:, : noise.inputs]
 
     def _less(self, value: Tensor, target: Tensor) -> Tensor:
         """What a bound exceeds its target by."""

@@ -30,9 +30,9 @@ _ALIKE = 1e-3
 class KnownFits:
     """Fits of the rows of one softmax over a region, for regions inside of it: ``[B, R, ...]`` each.
 
-    ``phi(d) >= value + slope . y + y'matrix y`` for ``y = d - centre``, where d are the differences of all logits to the
-    ``reference``, in their order, as long as all differences are within ``differences [B, R, K, K]``, and phi has the
-    ``weights [B, R, K]``.
+    ``phi(d) >= value + slope . y + y'matrix y`` for ``y = d - centre``, where d are the differences of all logits to
+    the ``reference``, in their order, as long as all differences are within ``differences [B, R, K, K]``, and phi has
+    the ``weights [B, R, K]``.
     """
 
     weights: Tensor
@@ -140,7 +140,9 @@ class FittedRows:
         moved = self.centre - known.centre
         bent = (known.matrix @ moved[..., None])[..., 0]
         changed = (self.weights - known.weights).abs()
-        terms = known.value.abs() + (moved.abs() * (known.slope.abs() + known.matrix.abs().sum(-1) * moved.abs())).sum(-1)
+        terms = known.value.abs() + (moved.abs() * (known.slope.abs() + known.matrix.abs().sum(-1) * moved.abs())).sum(
+            -1
+        )
         size = terms + changed.amax(-1) + self.weights.abs().amax(-1) + known.weights.abs().amax(-1)
         value = known.value + (moved * (known.slope + bent)).sum(-1) - changed.amax(-1)
         slope = known.slope + 2 * bent

@@ -90,7 +90,7 @@ class Quadratic:
         return vertex_minimiser(self.low_rank())[0]
 
     def minimiser(self, noise: Noise, d: Tensor) -> Tensor:
-        """Noise ``[P, n]`` where the quadratic with multipliers ``d [P, n]`` is least; a corner where there are none."""
+        """Noise ``[P, n]`` where the quadratic is least with multipliers ``d [P, n]``; a corner where none are."""
         problem, _ = self.problem(noise.ball(self.linear.shape[1], self.linear.device))
         usable = d.isfinite().all(-1, keepdim=True)
         x = -problem.solve(torch.where(usable, d, 1.0)).x.clamp(-1, 1)
