@@ -41,6 +41,7 @@ from .terms import Term, together
 _NEAR = 1 << 22  # bytes
 _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
 _FEW = 4  # steps on such a quadratic
+_PATIENT = 40  # steps on a quadratic with fits: there is nothing after it
 _FITS = 2  # fits of attention rows, each near where the bound before was attained
 
 
@@ -238,7 +239,8 @@ class SecondOrderBounds:
             for _ in range(_FITS if fitted else 0):
                 near = quadratic.minimiser(self.forms.noise, d)[:, : self.forms.noise_count]
                 quadratic = self.quadratic(rows[part], instances[part], near, index)
-                value, d = solve_quadratic(quadratic, self.forms.noise, Pursuit(steps, target[part], hopeless=True))
+                pursuit = Pursuit(max(steps, _PATIENT), target[part], hopeless=True)
+                value, d = solve_quadratic(quadratic, self.forms.noise, pursuit)
                 low = torch.maximum(low, value)
             found.append(low)
         return torch.cat(found) if found else rows.new_zeros(0)
