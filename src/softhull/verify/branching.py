@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,10 +67,9 @@ def _(method: Branch, work: Work) -> Iterator[Any]:
     work.attack_open()
 
     def products() -> None:
-        """Second order, without fitted rows where it is worth less than other work that waits."""
+        """Second order, with fitted rows: they gain more than many cells."""
         if networks.products:
-            fitted = cutting.of_products(walks.bounds[0])
-            for stage in second_order(work, walks, replace(method.second_order, row_fit=fitted)):
+            for stage in second_order(work, walks, method.second_order):
                 work.claims.improve(stage, work.found)
 
     cutting.boxes(cutting.inside(walks.bounds[0], products))
