@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from softhull.checker.network import OPERATORS
 from softhull.cli.app import app
 from softhull.errors import ModelError
 from softhull.formats.onnx import parse_onnx
@@ -24,6 +25,11 @@ def test_every_rule_has_one_kind():
     assert sorted(named) == sorted(RULES)
     assert set(_NOTES) <= set(RULES)
     assert all(row["relaxation"] for row in operators({}))
+
+
+def test_every_rule_has_a_checker_rule():
+    """An operator that certificates cannot cover would be listed here, with the reason."""
+    assert set(RULES) - set(OPERATORS) == set()
 
 
 def test_the_documentation_shows_this_table():

@@ -385,6 +385,16 @@ class Region:
             ball = ball - cost * inner(flat.abs(), centre.abs())
         return torch.maximum(best, ball)
 
+    def attained(self, coefficients: Tensor) -> Tensor:
+        """Inputs ``[S B, ...]`` where ``<c, x>`` is least for ``c [S, B, ...]``, S or B being 1.
+
+        The slope of the minimum in c, which rounding may have put outside.
+        """
+        with torch.enable_grad():
+            c = coefficients.detach().requires_grad_()
+            (x,) = torch.autograd.grad(self.minimum(c, False).sum(), c)
+        return self.project(x.flatten(0, 1))
+
     @cached_property
     def _middle_and_radius(self) -> tuple[Tensor, Tensor, Tensor]:
         """The box as a middle and a radius, and the radius with the rounding of both scalar products added to it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -106,15 +107,18 @@ def random_margin(seed: int, attention: bool = True) -> Problem:
     return Problem(bounds, region, objective, _entry)
 
 
-def random_inner(seed: int, kind: str = "relu") -> Problem:
-    """The same with cuts inside the network: of feedforward networks with some activation, or of attention."""
+def random_inner(seed: int, kind: str = "relu", sharpen: bool = False) -> Problem:
+    """The same with cuts inside the network: of feedforward networks with some activation, or of attention.
+
+    ``sharpen``: by functions between what can be cut, whose intervals are bounded again.
+    """
     rng = np.random.default_rng([seed, 9])
     if kind == "attention":
         graph: Graph = random_attention(rng)
     else:
         generator = torch.Generator().manual_seed(seed)
         graph = random_graph(generator, int(rng.integers(2, 7)), (5, 4), 3, activation=kind, softmax=False)
-    return _with_inner_cuts(rng, graph, CutLeaves)
+    return _with_inner_cuts(rng, graph, partial(CutLeaves, sharpen=sharpen))
 
 
 def random_product(seed: int) -> Problem:
@@ -123,7 +127,7 @@ def random_product(seed: int) -> Problem:
     return _with_inner_cuts(rng, random_attention(rng), ProductLeaves)
 
 
-def _with_inner_cuts(rng: np.random.Generator, graph: Graph, kind: type[CutLeaves | ProductLeaves]) -> Problem:
+def _with_inner_cuts(rng: np.random.Generator, graph: Graph, kind: Callable[..., CutLeaves | ProductLeaves]) -> Problem:
     """A random row of a network over a random box, its cells bounded with cuts inside."""
     x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
     region = Perturbation(float(rng.uniform(0.05, 0.3))).around(x)

@@ -60,10 +60,11 @@ def test_a_search_tells_how_its_bound_rises() -> None:
     assert [bound for bound, cut in grown.trees[0] if cut is None] == [leaf.bound for leaf in found.roots[0].leaves()]
 
 
+@pytest.mark.parametrize("sharpen", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str) -> None:
-    problem = random_inner(seed, kind)
+def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str, sharpen: bool) -> None:
+    problem = random_inner(seed, kind, sharpen)
     x = problem.points()
     found = search(problem, float(problem.objective(x).min()), nodes=40, cells=8)
     check_tree(problem, found.roots[0], x)
@@ -113,10 +114,11 @@ def test_cuts_of_logits_hold_in_their_cells(seed: int) -> None:
         assert any(leaf.side is not None and leaf.side.minus is not None for leaf in found.roots[0].leaves())
 
 
+@pytest.mark.parametrize("sharpen", [False, True])
 @pytest.mark.parametrize("seed", [5, 8, 10])
-def test_cuts_of_activations_close_the_gap_of_a_small_network(seed: int) -> None:
+def test_cuts_of_activations_close_the_gap_of_a_small_network(seed: int, sharpen: bool) -> None:
     """With every kink on one side the network is affine in its cells, and multipliers are all that is missing."""
-    problem = random_inner(seed)
+    problem = random_inner(seed, sharpen=sharpen)
     least = float(problem.objective(problem.points()).min())
     found = search(problem, least - NEAR, nodes=300, cells=8)
     assert found.roots[0].bound < least - 3 * NEAR
@@ -124,8 +126,11 @@ def test_cuts_of_activations_close_the_gap_of_a_small_network(seed: int) -> None
     assert least - NEAR < found.bound(0) <= least
 
 
-def test_a_multiplier_of_a_cut_inside_of_the_wrong_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = random_inner(7)
+@pytest.mark.parametrize("sharpen", [False, True])
+def test_a_multiplier_of_a_cut_inside_of_the_wrong_sign_is_noticed(
+    sharpen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = random_inner(7, sharpen=sharpen)
     x, honest = problem.points(), _Batch._place
     assert float(problem.objective(x).min()) < 0  # so that multipliers are moved
 

@@ -85,7 +85,7 @@ def test_second_order_margins(eps: float, norm: str, layers: int, tmp_path: Path
     with ctx.workprec(PRECISION):
         proof = Proof([tmp_path / "m.onnx"], x, eps, norm, None)
         proof.prepare([view])
-        second_order = SecondOrder(proof, [view])
+        second_order = SecondOrder.claimed(proof, [view])
         claimed, fitted = (second_order.lead(view, 0, 1, fit) for fit in (False, True))
     steps = rng.choice([-1.0, 1.0], (300, 6))
     steps[:100] = rng.standard_normal((100, 6))

@@ -173,7 +173,7 @@ def test_corners_are_for_l1_balls_alone() -> None:
         proof = Proof([bundled("digits-attention.onnx")], x, 0.01, norm, None)
         logits = proof.networks.logits[0]
         proof.prepare([logits], contract=False)
-        second = SecondOrder(proof, [logits])
+        second = SecondOrder.claimed(proof, [logits])
         second._multipliers = lambda linear, B: {"corners": 1}  # type: ignore[method-assign]
         with pytest.raises(Refused, match="l_1 ball alone") if refused else nullcontext():
             second.lead(logits, 0, 1)
@@ -208,7 +208,7 @@ def test_forms_hold(norm: str) -> None:
     proof = Proof([bundled("digits-attention.onnx")], x, 0.04 if norm == "inf" else 0.15, norm, None)
     logits = proof.networks.logits[0]
     proof.prepare([logits])
-    SecondOrder(proof, [logits])
+    SecondOrder.claimed(proof, [logits])
     forms = proof.known.forms
     for index, node in enumerate(proof.networks.nodes):
         if not isinstance(node, Softmax) or index >= proof.networks.probabilities[0].node:

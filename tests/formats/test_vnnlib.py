@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softhull.errors import SpecificationError
-from softhull.formats.vnnlib import Disjunct, Specification, load_vnnlib, parse_vnnlib, write_vnnlib
+from softhull.formats.vnnlib import Disjunct, Specification, load_vnnlib, parse_vnnlib
+
+from .vnnlib_text import write_vnnlib
 
 DECLARED = """
 (declare-const X_0 Real)

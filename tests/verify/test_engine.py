@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -20,15 +23,16 @@ from softhull.verify.problem import Effort, Problem
 from softhull.verify.programs import Programs
 from softhull.verify.score_claims import ScoreClaims
 from softhull.verify.scores import Margin
+from softhull.verify.walks import FUNCTIONS
 from tests.propagate.networks import random_attention
 
 NO_ATTACK = Effort(attack="never")
 WALKS = [Linear(optimize=2), SecondOrder(steps=4), Auto(optimize=2)]
 
 
-def _margins(seed: int = 0, eps: float = 0.05) -> Problem:
+def _margins(seed: int = 0, eps: float = 0.05, depth: int = 1) -> Problem:
     rng = np.random.default_rng(seed)
-    graph = random_attention(rng, depth=1)
+    graph = random_attention(rng, depth=depth)
     x = torch.from_numpy(rng.uniform(0, 1, size=(4, *graph.input_shape)))
     logits = graph(x).flatten(1)
     region = Perturbation(eps).around(x)
@@ -40,6 +44,15 @@ def _scores(problem: Problem) -> Problem:
     networks = Joined((join([problem.graph], ["network"], problem.graph.input_shape),))
     at = networks.probabilities(problem.start)
     return Problem(networks, problem.region, problem.start, ScoreClaims(Margin(), at.argmax(1), at, outward=True))
+
+
+def _reached(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """What is claimed to be bounded, at some inputs."""
+    claims = problem.claims
+    if isinstance(claims, ScoreClaims):
+        return claims.score.value(problem.networks.probabilities(x), claims.label)[None]
+    assert isinstance(claims, Margins)
+    return (claims.rows * problem.graph(x).flatten(1)).sum(-1) - claims.offsets
 
 
 @pytest.mark.parametrize("method", WALKS, ids=lambda method: type(method).__name__)
@@ -75,6 +88,38 @@ def test_a_solution_only_gets_tighter_from_stage_to_stage(method, ask):
             seen += 1
     assert seen >= 2
     assert torch.equal(work.found.bounds, solve(problem, method, NO_ATTACK).bounds)
+
+
+@pytest.mark.parametrize("ask", [lambda problem: problem, _scores], ids=["margins", "scores"])
+def test_what_one_method_knows_another_starts_from(ask):
+    """Ranges hold, only ever get tighter, and what is built on them holds."""
+    problem = ask(_margins(3, 0.3, depth=2))
+    first = solve(problem, Linear(mixture=1.0, optimize=0), NO_ATTACK)
+    second = solve(problem, Linear(mixture=0.0, optimize=2), NO_ATTACK, first.knowledge)
+    (earlier,), (later,) = first.knowledge, second.knowledge
+    (joint,) = problem.networks.over(problem.region).graphs
+    tighter = 0
+
+    def unknown() -> tuple[torch.Tensor, torch.Tensor]:
+        raise AssertionError("a range was given up")
+
+    for seed in range(20):
+        values = joint.graph.values(problem.region.sample(torch.Generator().manual_seed(seed)))
+        for index in earlier.known("rough"):
+            known, better = (each.find("rough", index, unknown) for each in (earlier, later))
+            assert bool(((known[0] <= better[0]) & (better[1] <= known[1])).all())
+            assert bool(((better[0] <= values[index]) & (values[index] <= better[1])).all())
+            tighter += int((known[0] < better[0]).sum())
+    assert tighter
+    part = torch.tensor([2, 0])
+    some = replace(
+        problem, region=problem.region.take(part), start=problem.start[part], claims=problem.claims.take(part)
+    )
+    third = solve(some, SecondOrder(steps=4), NO_ATTACK, [each.take(part) for each in first.knowledge])
+    for asked, found in ((problem, second), (some, third)):
+        for seed in range(20):
+            x = asked.region.sample(torch.Generator().manual_seed(seed))
+            assert bool((found.bounds <= _reached(asked, x)).all())
 
 
 def test_every_method_of_the_table_has_stages():
@@ -171,3 +216,22 @@ def test_what_was_tried_is_written_down():
         assert [step.bound for step in steps] == sorted(step.bound for step in steps)
         assert steps[-1].bound == least[i]
         assert all(step.cpu_seconds >= 0 for step in steps)
+
+
+def test_where_activations_lose_most_functions_between_them_are_tried_with_a_time_limit():
+    """They hold, and what keeps its choices for certificates goes without them."""
+    tried = 0
+    for seed in (6, 8, 11):
+        problem = _margins(seed, 0.15)
+        effort = Effort(attack="never", deadline=time.monotonic() + 600)
+        with_limit = solve(problem, Auto(optimize=0), effort)
+        assert isinstance(problem.claims, Margins)
+        for number in range(20):
+            point = problem.region.sample(torch.Generator().manual_seed(number))
+            values = (problem.claims.rows * problem.graph(point).flatten(1)).sum(-1) - problem.claims.offsets
+            assert bool((with_limit.bounds <= values).all())
+        tried += sum(step.by == FUNCTIONS for steps in with_limit.tried.values() for step in steps)
+        for other in (NO_ATTACK, replace(effort, proofs=True)):
+            without = solve(problem, Auto(optimize=0), other)
+            assert all(step.by != FUNCTIONS for steps in without.tried.values() for step in steps)
+    assert tried

@@ -14,11 +14,12 @@ from click.testing import CliRunner
 
 from softhull.cli.app import app
 from softhull.formats.onnx import load_onnx
-from softhull.formats.vnnlib import Disjunct, Specification, write_vnnlib
+from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.propagate.methods import Linear, Paper
 from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
+from tests.formats.vnnlib_text import write_vnnlib
 from tests.propagate.checks import assert_claims_hold
 
 pytestmark = pytest.mark.paper

@@ -82,13 +82,32 @@ def test_a_worker_that_dies_takes_no_other_instance_with_it() -> None:
 
 @pytest.mark.parametrize(("count", "largest", "number"), [(1, 1, 1), (2, 1, 2), (9, 3, 4), (100, 16, 8), (500, 63, 10)])
 def test_batches_hold_every_instance_once_and_the_last_are_small(count: int, largest: int, number: int) -> None:
-    batches = _batches(torch.arange(count), 256)
+    batches = _batches(torch.arange(count), 256, hardest_first=False)
     assert torch.cat(batches).equal(torch.arange(count))
     sizes = [len(batch) for batch in batches]
     assert sizes == sorted(sizes, reverse=True)
     assert (sizes[0], len(sizes)) == (largest, number)
     assert 2 * sizes[-1] <= largest + 1
-    assert max(len(batch) for batch in _batches(torch.arange(count), 8)) <= 8
+    assert max(len(batch) for batch in _batches(torch.arange(count), 8, hardest_first=False)) <= 8
+    hardest = _batches(torch.arange(count), 256, hardest_first=True)
+    assert torch.cat(hardest).equal(torch.arange(count))
+    assert len(hardest[0]) <= min(16, largest)
+    assert max(len(batch) for batch in hardest) <= largest
+
+
+def test_the_hardest_are_asked_first() -> None:
+    """Of those asked about; the records are by number, whatever the order."""
+    asked: list[int] = []
+
+    class Listening(Dying):
+        def answer(self, batch: Tensor) -> list[str]:
+            asked.extend(batch.tolist())
+            return [f"answer {i}" for i in batch.tolist()]
+
+    ease = torch.tensor([3.0, 1.0, 2.0, 0.0, -1.0])
+    found = answer_all(Listening(), torch.tensor([0, 1, 2, 4]), 8, 1, ease=ease).records
+    assert asked == [4, 1, 2, 0]
+    assert found == {i: f"answer {i}" for i in (0, 1, 2, 4)}
 
 
 class Elsewhere(Dying):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .._arrays import Array, constant, limits, maximum, namespace, sigmoid, where_true
 
 NEWTON_STEPS = 3  # from the starting point below, enough for full double precision (tested)
+ROUNDINGS_OF_ROOT = 16  # units charged for the last Newton step: generous, not a count of its operations
 
 
 def chord_slope(a: Array, b: Array) -> Array:
@@ -38,7 +39,7 @@ def tangent_point(start: Array) -> tuple[Array, Array]:
         t = t - wrong / (slope * (p - q) - wrong / span)
     # rounding of t for long chords and of p - shrink * q for short ones, carried through the division; what the
     # series leaves out falls faster than the length
-    error = 16 * eps * (1 + t + 1 / (t * t)) * (length / reach)
+    error = ROUNDINGS_OF_ROOT * eps * (1 + t + 1 / (t * t)) * (length / reach)
     t = xp.where(length < short, length * (0.5 - length * length / 80), t)
     return maximum(t - error, 0.0), t + error
 

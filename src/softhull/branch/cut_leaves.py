@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -31,9 +31,10 @@ from ..propagate.walk import Claim, Step
 from .cuts import Cut
 from .loop import Cell, Solved
 from .losses import entry_cut
+from .skeleton import Functions, Relaxed, Skeleton, together
 
 # Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
-ROOT, STEPS, TRIED = 30, 5, 2
+ROOT, STEPS, TRIED = 30, 10, 2
 # Steps of a cell that nothing can be cut of any more: its multipliers are all that is left to gain.
 LAST = 150
 RATE = 0.15
@@ -42,8 +43,11 @@ RATE = 0.15
 CANDIDATES, DEEP = 8, 6
 # Bytes of walks that are kept for differentiation at once: more cells together gain nothing.
 TOGETHER = 1 << 26
-# Gradient steps for the interval of one relaxed entry, and how many entries of an instance get them, at most.
-SHARPENED, ENTRIES = 10, 256
+# Functions between relaxed entries may take this many times what one coefficient tensor may.
+SHORT = 8
+# Gradient steps for the interval of one relaxed entry, by walks or by functions, and how many entries of an instance
+# get them, at most.
+SHARPENED, BY_FUNCTIONS, ENTRIES = 10, 40, 256
 # Steps are taken in this format, in which what is larger than this share of the outputs is surely positive.
 FORMAT, POSITIVE = torch.float32, 1e-5
 
@@ -77,15 +81,27 @@ class CutLeaves:
         self.instance = instance.tolist()
         self.rows, self.offsets = rows, offsets
         self.parts = {i: _Root(bounds.take(torch.tensor([i], device=instance.device))) for i in set(self.instance)}
-        # How much of the loss of every root is that of entries that can be cut.
+        # How much of the loss of every root is that of entries that can be cut: the share, and the loss itself.
         self.shares: dict[int, float] = {}
+        self.lost: dict[int, float] = {}
         self.sharpen = sharpen
+        self.starts: dict[int, Functions] = {}  # of every problem, where the skeleton of its instance is known
+
+    @property
+    def short(self) -> bool:
+        """Whether cells are bounded by functions between what can be cut, not by walks through the network."""
+        return all(root.skeleton is not None for root in self.parts.values())
 
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts."""
         if self.sharpen:
-            for root in self.parts.values():
+            for i, root in self.parts.items():
+                root.shorten()
                 root.sharpen()
+                if root.skeleton is not None:
+                    mine = [p for p, owner in enumerate(self.instance) if owner == i]
+                    found = root.skeleton.below(root.last, self.rows[mine])
+                    self.starts |= {p: found.take(torch.tensor([k])) for k, p in enumerate(mine)}
         return self._bounded([Cell(p, ()) for p in range(len(self.instance))], ROOT)
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
@@ -115,6 +131,7 @@ class CutLeaves:
                 batch = self._batch(root, [cells[k] for k in part.tolist()])
                 found |= zip(part.tolist(), batch.solved(steps, explain))
                 self.shares |= {cell.problem: share for cell, share in zip(batch.cells, batch.shares) if not cell.path}
+                self.lost |= {cell.problem: lost for cell, lost in zip(batch.cells, batch.lost) if not cell.path}
                 last = [k for k in part.tolist() if explain and not found[k].cuts]
                 if last:
                     batch = self._batch(root, [replace(cells[k], warm=found[k].warm) for k in last])
@@ -123,18 +140,10 @@ class CutLeaves:
 
     def _batch(self, root: _Root, cells: Sequence[Cell]) -> _Batch:
         problems = torch.tensor([cell.problem for cell in cells])
-        return _Batch(root, cells, self.rows[problems], self.offsets[problems])
-
-
-@dataclass(frozen=True)
-class _Relaxed:
-    """The entries of one entrywise node that are relaxed, and where they are in the vector of all of them."""
-
-    before: int  # the node that is cut
-    operator: Elementwise
-    entries: Tensor
-    every: slice
-    base: Lines  # of all entries of the node over the whole region, [1, n]
+        start = None
+        if root.skeleton is not None:
+            start = together([self.starts[cell.problem] for cell in cells])
+        return _Batch(root, cells, self.rows[problems], self.offsets[problems], start=start)
 
 
 class _Root:
@@ -144,7 +153,7 @@ class _Root:
         self.bounds, self.graph = bounds, bounds.graph
         self.last = len(self.graph.nodes) - 1
         bounds.prepare(self.last)
-        self.relaxed: dict[int, _Relaxed] = {}
+        self.relaxed: dict[int, Relaxed] = {}
         start = bounds.region.lower.new_zeros(0)
         lowers, uppers, lines, first = [start], [start], [start.expand(2, 0)], 0
         for index, node in enumerate(self.graph.nodes):
@@ -156,7 +165,7 @@ class _Root:
             entries = apart[0].nonzero()[:, 0]
             every = slice(first, first + len(entries))
             base = charged(bounds, index, plain, torch.arange(low.shape[1], device=low.device))
-            self.relaxed[index] = _Relaxed(node.inputs[0], node.operator, entries, every, base)
+            self.relaxed[index] = Relaxed(node.inputs[0], node.operator, entries, every, base)
             first += len(entries)
             lowers.append(low[0, entries])
             uppers.append(high[0, entries])
@@ -171,6 +180,18 @@ class _Root:
         for part in self.relaxed.values():
             for k, entry in enumerate(part.entries.tolist()):
                 self.narrowed.setdefault((part.before, entry), []).append(part.every.start + k)
+        self.skeleton: Skeleton | None = None
+
+    def shorten(self) -> None:
+        """Find the functions between relaxed entries, where they are not too many."""
+        count, inputs = len(self.warm.lower), math.prod(self.graph.input_shape)
+        finite = all(
+            bool(self.sizes(i).isfinite().all())
+            for i in (-1, *self.relaxed, *(p.before for p in self.relaxed.values()))
+        )
+        if count and finite and 2 * count * (count + inputs) * 8 <= SHORT * self.bounds.memory:
+            self.skeleton = Skeleton(self.bounds.jointly(), self.relaxed)
+            self.together = max(1, min(TOGETHER, 32 * self.bounds.memory) // (16 * (inputs + 16 * count)))
 
     @cached_property
     def quick(self) -> _Root:
@@ -179,6 +200,7 @@ class _Root:
         found.bounds = self.bounds.to_search(FORMAT)
         found.graph = found.bounds.graph
         found.relaxed = {i: replace(part, base=brought(part.base, FORMAT)) for i, part in self.relaxed.items()}
+        found.skeleton = self.skeleton and self.skeleton.to_search(FORMAT, found.bounds)
         return found
 
     def sharpen(self) -> None:
@@ -196,17 +218,23 @@ class _Root:
             if len(lower):
                 before.add(part.before)
 
-    def _ends(self, part: _Relaxed, chosen: Tensor, sign: float) -> Tensor:
+    def _ends(self, part: Relaxed, chosen: Tensor, sign: float) -> Tensor:
         """Lower bounds on some of the entries that are relaxed at a node, or on their negatives."""
         found = []
-        for some in pieces(part.entries[chosen], self.together):
+        for some_of in pieces(chosen, self.together):
+            some = part.entries[some_of]
             self.bounds.check_time()
             rows = self.warm.lower.new_zeros(len(some), math.prod(self.graph.shape_of(part.before)))
             rows.scatter_(1, some[:, None], sign)
             rows = rows.reshape(-1, *self.graph.shape_of(part.before))
             cells = [Cell(0, ())] * len(some)
-            batch = _Batch(self, cells, rows, rows.new_zeros(len(some)), part.before)
-            low, _ = batch.lower_bounds(*batch.ascended(SHARPENED, rows.new_full((len(some),), math.inf)))
+            start = None
+            if self.skeleton is not None:
+                own = next(layer for layer in self.skeleton.layers.values() if layer.every == part.every).functions
+                start = own.take(some_of + (0 if sign > 0 else len(part.entries)))
+            batch = _Batch(self, cells, rows, rows.new_zeros(len(some)), part.before, start)
+            steps = SHARPENED if start is None else BY_FUNCTIONS
+            low, _ = batch.lower_bounds(*batch.ascended(steps, rows.new_full((len(some),), math.inf)))
             found.append(torch.where(low.isnan(), -math.inf, low))
         return torch.cat(found)
 
@@ -216,13 +244,23 @@ class _Root:
         return found.flatten()
 
 
+# By activation: the coefficients [S, n] that its relaxed entries were met with, and their lines.
+Met = dict[int, tuple[Tensor, Lines]]
+
+
 class _Batch:
     """Some cells of one instance: row s of a walk is cell s; ``rows`` are about a node, by default the output."""
 
     def __init__(
-        self, root: _Root, cells: Sequence[Cell], rows: Tensor, offsets: Tensor, node: int | None = None
+        self,
+        root: _Root,
+        cells: Sequence[Cell],
+        rows: Tensor,
+        offsets: Tensor,
+        node: int | None = None,
+        start: Functions | None = None,
     ) -> None:
-        self.root, self.cells, self.rows, self.offsets = root, cells, rows, offsets
+        self.root, self.cells, self.rows, self.offsets, self.start = root, cells, rows, offsets, start
         self.node = root.last if node is None else node
         warms: list[Warm] = [root.warm if cell.warm is None else cell.warm for cell in cells]
         self.lower = torch.stack([warm.lower for warm in warms])  # [S, E]
@@ -232,47 +270,80 @@ class _Batch:
         self.on_cuts, self.sign, self.threshold = (rows.new_zeros(S, C) for _ in range(3))
         for s, warm in enumerate(warms):
             self.on_cuts[s, : len(warm.on_cuts)] = warm.on_cuts
-        # By node: row, cut, and the two entries of every cut of it (-1: none).
+        # By node: row, cut, and the two entries of every cut of it (-1: none). By row and cut: the relaxed entry.
         self.places: dict[int, Tensor] = {}
-        self.shares = [0.0] * S  # of the loss, by entries that can be cut
+        self.entries = torch.zeros_like(self.sign, dtype=torch.long)
+        self.shares, self.lost = [0.0] * S, [0.0] * S  # of the loss, by entries that can be cut, and how much
         self._place()
 
     def _place(self) -> None:
         """The cuts of all cells by the node that they cut, and the intervals that they narrow."""
-        found: dict[int, list[tuple[int, int, int, int]]] = {}
+        table, narrowed, every = [], [], self.lower.shape[1]
         for s, cell in enumerate(self.cells):
             for c, cut in enumerate(cell.path):
-                self.sign[s, c], self.threshold[s, c] = (1.0 if cut.below else -1.0), cut.threshold
-                found.setdefault(cut.node, []).append((s, c, cut.plus, -1 if cut.minus is None else cut.minus))
-                for e in self.root.narrowed.get((cut.node, cut.plus), ()) if cut.minus is None else ():
-                    if cut.below:
-                        self.upper[s, e] = min(float(self.upper[s, e]), cut.threshold)
-                    else:
-                        self.lower[s, e] = max(float(self.lower[s, e]), cut.threshold)
+                own = self.root.narrowed.get((cut.node, cut.plus), ()) if cut.minus is None else ()
+                minus = -1 if cut.minus is None else cut.minus
+                table.append((s, c, cut.node, cut.plus, minus, own[0] if own else 0, 1 if cut.below else -1))
+                narrowed += [(s * every + e, cut.threshold, cut.below) for e in own]
+        if table:
+            s, c, node, plus, minus, entry, sign = torch.tensor(table, device=self.rows.device).T
+            self.sign[s, c], self.entries[s, c] = sign.to(self.sign), entry
+            self.threshold[s, c] = self.rows.new_tensor([cut.threshold for cell in self.cells for cut in cell.path])
+            for number in node.unique().tolist():
+                self.places[number] = torch.stack((s, c, plus, minus))[:, node == number]
+        for ends, side, kind in ((self.upper, True, "amin"), (self.lower, False, "amax")):
+            mine = [(place, threshold) for place, threshold, below in narrowed if below is side]
+            if mine:
+                places, thresholds = zip(*mine)
+                at = torch.tensor(places, device=ends.device)
+                ends.view(-1).scatter_reduce_(0, at, ends.new_tensor(thresholds), kind)
         self.empty = (self.lower > self.upper).any(1)
         self.lower, self.upper = torch.minimum(self.lower, self.upper), torch.maximum(self.lower, self.upper)
-        self.places = {node: torch.tensor(rows, device=self.rows.device).T for node, rows in found.items()}
 
     def solved(self, steps: int, explain: bool) -> list[Solved]:
         """Bounds of the cells of one instance; with ``explain`` also the cuts to try next."""
         sizes = self.rows.flatten(1).abs() @ self.root.sizes(self.node) + self.offsets.abs()
         lines, on_cuts = self.ascended(steps, POSITIVE * sizes)
-        walk = _CutWalk(self.root.bounds, self, lines)
-        bound, claim = self._lower(walk, on_cuts)
+        met: Met = {}
+        bound, claim = self.lower_bounds(lines, on_cuts, met)
         value = torch.where(self.empty, math.inf, torch.where(bound.isnan(), -math.inf, bound)).tolist()
         if not explain:
             return [Solved(low) for low in value]
-        x = self._attained(claim)
-        cuts = self._candidates(walk, x, bound)
+        nothing = self.rows.new_zeros(len(self.cells), 1, *self.root.graph.input_shape)
+        x = self.root.bounds.region.attained(claim.pending.get(-1, nothing))
+        cuts = self._candidates(met, x, bound)
         found = []
         for s, (cell, low) in enumerate(zip(self.cells, value)):
             warm = Warm(self.lower[s], self.upper[s], lines[:, s].clone(), on_cuts[s, : len(cell.path)].clone())
             found.append(Solved(low, cuts[s], warm, x[s], warm.size))
         return found
 
-    def lower_bounds(self, lines: Tensor, on_cuts: Tensor) -> tuple[Tensor, Claim]:
-        """Lower bounds ``[S]`` with some lines and multipliers, and the claim at the input that they come from."""
-        return self._lower(_CutWalk(self.root.bounds, self, lines), on_cuts)
+    def lower_bounds(self, lines: Tensor, on_cuts: Tensor, met: Met | None = None) -> tuple[Tensor, Claim]:
+        """Lower bounds ``[S]`` with some lines and multipliers, and the claim at the input that they come from.
+
+        ``met`` is told what the relaxed entries were met with.
+        """
+        met = {} if met is None else met
+        skeleton = self.root.skeleton
+        if self.start is None or skeleton is None:
+            return self._lower(_CutWalk(self.root.bounds, self, lines, met), on_cuts)
+        parts = self.root.relaxed.values()
+        found = [
+            part.operator.lines(self.lower[:, part.every], self.upper[:, part.every], lines[:, :, part.every])
+            for part in parts
+        ]
+        every = Lines(*(torch.cat([getattr(own, f.name) for own in found], 1) for f in fields(Lines)))
+        weights = on_cuts * self.sign
+        added = torch.zeros_like(self.lower).scatter_add(1, self.entries, weights)
+        claim, coefficients = skeleton.back(self.start, every, added)
+        claim.constant = claim.constant - (weights * self.threshold).sum(1, keepdim=True)
+        bounds = self.root.bounds
+        if bounds.outward:  # multipliers of one entry are added up, and all products with thresholds
+            lost = weights.abs() * (self.threshold.abs() + skeleton.sizes[self.entries])
+            claim.charge = claim.charge + bounds.share(on_cuts.shape[1] + 1) * lost.sum(1, keepdim=True)
+        for (index, part), own in zip(self.root.relaxed.items(), found):
+            met[index] = coefficients[:, part.every].detach(), own
+        return self._less_offsets(claim), claim
 
     def ascended(self, steps: int, enough: Tensor) -> tuple[Tensor, Tensor]:
         """The best lines and multipliers after some gradient steps on both.
@@ -295,6 +366,7 @@ class _Batch:
         found.root = self.root.quick
         for name in ("rows", "offsets", "lower", "upper", "lines", "on_cuts", "sign", "threshold"):
             setattr(found, name, getattr(self, name).to(FORMAT))
+        found.start = None if self.start is None else self.start.to(FORMAT)
         return found
 
     def _take(self, some: Tensor) -> _Batch:
@@ -303,8 +375,9 @@ class _Batch:
             return self
         found = copy(self)
         found.cells = [self.cells[s] for s in some.tolist()]
-        for name in ("rows", "offsets", "lower", "upper", "on_cuts", "sign", "threshold", "empty"):
+        for name in ("rows", "offsets", "lower", "upper", "on_cuts", "sign", "threshold", "entries", "empty"):
             setattr(found, name, getattr(self, name)[some])
+        found.start = None if self.start is None else self.start.take(some)
         found.lines = self.lines[:, some]
         place = torch.full((len(self.cells),), -1, dtype=torch.long, device=some.device)
         place[some] = positions(some)
@@ -353,30 +426,38 @@ class _Batch:
         # Multipliers of one entry are added up, and all products with thresholds.
         charge = bounds.share(on_cuts.shape[1] + 1) * lost[:, None]
         claim = walk.back(Claim(pending, constant, charge))
+        return self._less_offsets(claim), claim
+
+    def _less_offsets(self, claim: Claim) -> Tensor:
+        """The bound that a claim at the input gives on what is asked for."""
+        bounds = self.root.bounds
         apart = bounds.input_minimum(claim)[:, 0] - self.offsets
         if bounds.outward:  # the difference may be rounded up
             apart = torch.where(self.offsets == 0, apart, torch.nextafter(apart, torch.full_like(apart, -math.inf)))
-        return apart, claim
+        return apart
 
     # Where to cut
 
-    def _attained(self, claim: Claim) -> Tensor:
-        """Where the bounds are attained ``[S, *input]``: the slope of the region's minimum in the coefficients."""
-        region, shape = self.root.bounds.region, self.root.graph.input_shape
-        A = claim.pending.get(-1, self.rows.new_zeros(len(self.cells), 1, *shape)).detach()
-        with torch.enable_grad():
-            A = A.requires_grad_()
-            (x,) = torch.autograd.grad(region.minimum(A, False).sum(), A)
-        return region.project(x[:, 0])
+    def _seen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes into the relaxed entries ``[S, E]`` at some inputs, and the margin there; for cells nearly so."""
+        if self.start is not None and self.root.skeleton is not None and all(cell.path for cell in self.cells):
+            quick, start = self.root.quick, self.start.to(FORMAT)
+            assert quick.skeleton is not None
+            inside, given = quick.skeleton.seen(x.to(FORMAT))
+            margin = (start.on_input * x.flatten(1)).sum(1) + (start.on_values * given).sum(1) + start.constant
+            return inside.to(x), margin.to(x) - self.offsets
+        values, inside = list(self.root.graph.values(x)), torch.zeros_like(self.lower)
+        for part in self.root.relaxed.values():
+            inside[:, part.every] = (x if part.before < 0 else values[part.before]).flatten(1)[:, part.entries]
+        return inside, (values[-1].flatten(1) * self.rows.flatten(1)).sum(1) - self.offsets
 
-    def _candidates(self, walk: _CutWalk, x: Tensor, bound: Tensor) -> list[list[Cut]]:
+    def _candidates(self, met: Met, x: Tensor, bound: Tensor) -> list[list[Cut]]:
         """The cuts of the entries that lose most, by the account of losses where the bound is attained."""
-        values = self.root.graph.values(x)
+        inside, margin = self._seen(x)
         scores, nodes, entries, thresholds = [], [], [], []
-        for index, (A, lines) in walk.met.items():
+        for index, (A, lines) in met.items():
             part = self.root.relaxed[index]
-            z = (x if part.before < 0 else values[part.before]).flatten(1)[:, part.entries]
-            A = A.flatten(1)[:, part.entries]
+            z = inside[:, part.every]
             below = lines.lower_slope * z + lines.lower_offset
             above = lines.upper_slope * z + lines.upper_offset
             loss = A * (part.operator.value(z) - torch.where(A >= 0, below, above))
@@ -388,9 +469,8 @@ class _Batch:
             entries += part.entries.tolist()
         if not nodes:
             return [[] for _ in self.cells]
-        margin = (values[-1].flatten(1) * self.rows.flatten(1)).sum(1) - self.offsets
         every = torch.cat(scores, 1)
-        self.shares = (every.sum(1) / (margin - bound)).tolist()
+        self.shares, self.lost = (every.sum(1) / (margin - bound)).tolist(), every.sum(1).tolist()
         best, where = every.topk(min(CANDIDATES, len(nodes)), 1)
         at = torch.cat(thresholds, 1).gather(1, where)
         found = []
@@ -404,11 +484,9 @@ class _Batch:
 class _CutWalk(LinearWalk):
     """Entrywise nodes by the lines of the cells, all others by the relaxation of the root."""
 
-    def __init__(self, bounds: LinearBounds, batch: _Batch, lines: Tensor) -> None:
+    def __init__(self, bounds: LinearBounds, batch: _Batch, lines: Tensor, met: Met) -> None:
         super().__init__(bounds)
-        self.batch, self.lines = batch, lines
-        # Coefficients and lines of the relaxed entries of the nodes that were met.
-        self.met: dict[int, tuple[Tensor, Lines]] = {}
+        self.batch, self.lines, self.met = batch, lines, met
 
     def step(self, index: int, A: Tensor) -> Step:
         batch = self.batch
@@ -418,7 +496,7 @@ class _CutWalk(LinearWalk):
         ends = batch.lower[:, part.every], batch.upper[:, part.every]
         own = part.operator.lines(*ends, self.lines[:, :, part.every])
         lines = charged(self.bounds, index, own, part.entries)
-        self.met[index] = A.detach(), lines
+        self.met[index] = A.detach().flatten(1)[:, part.entries], lines
         rising = A.flatten(1) >= 0  # [S, n]
         some, base = rising[:, part.entries], part.base
         slope = torch.where(rising, base.lower_slope, base.upper_slope)

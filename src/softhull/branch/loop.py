@@ -108,19 +108,20 @@ class Search:
         self.interrupted = False
         self._history: dict[int, list[Moment]] = {i: [] for i in self.owner}
 
-    def run(self, challenge: Callable[[list[int], list[Any]], None] | None = None) -> None:
+    def run(self, challenge: Callable[[list[int], list[Any]], None] | None = None, most: float = math.inf) -> None:
         """Cut until everything is proved or used up. An interrupt or the deadline leaves the best so far.
 
+        ``most``: so many cells are cut, and a few more.
         ``challenge`` is called now and then with open problems and where their bounds are attained, and may raise
         their targets' attack or give them up (``give_up``).
         """
         try:
             self.grow()
-            rounds = 0
-            while (nodes := self._pick()) and not self._late():
+            rounds, cut = 0, 0
+            while cut < most and (nodes := self._pick()) and not self._late():
                 began = time.process_time()
                 self._cut(nodes)
-                rounds += 1
+                rounds, cut = rounds + 1, cut + len(nodes)
                 self._charge([node.problem for _, node in nodes], time.process_time() - began)
                 self._note({self.owner[node.problem] for _, node in nodes})
                 if challenge is not None and rounds & (rounds - 1) == 0:  # after 1, 2, 4, 8, ... rounds

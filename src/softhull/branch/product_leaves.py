@@ -23,11 +23,16 @@ from ..errors import DomainError
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.ops.softmax import Softmax
+from ..graph.rounding import accumulated
 from ..propagate.crown import LinearBounds
 from ..propagate.second_order.affine_form import centre_and_radius
+from ..propagate.second_order.central_path import Begun, Cuts, followed
 from ..propagate.second_order.dual import Pursuit
+from ..propagate.second_order.fitted_rows import KnownFits
 from ..propagate.second_order.forward import NoAffineForms
-from ..propagate.second_order.specification import SecondOrderBounds, solve_quadratic
+from ..propagate.second_order.quadratic import DenseQuadratic
+from ..propagate.second_order.row_fit import CELLS
+from ..propagate.second_order.specification import Quadratic, SecondOrderBounds, solve_quadratic, sum_below
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim
 from .cuts import Cut
@@ -43,7 +48,12 @@ NEARBY = (0.6, 1.7)
 # Cuts of the whole region that are tried at first. What they gained there chooses all cuts that follow: to try a few in
 # every cell costs more than the better choice gains.
 FIRST, CANDIDATES = 64, 1
-
+# What the rows of a difference lose now counts beside it, with this weight.
+LOST = 0.1
+# Where rows are fitted: noise numbers up to which the multipliers of noise and cuts are found together, the most steps
+# for these, and for candidates, how exact they are, when one is given up (in units of what the path has left to gain),
+# and for how many cuts.
+JOINT, PATH, SHORT, EXACT, HOPELESS, COUNTED = 320, 16, 5, 1e-2, 1.5, 6
 
 # What may be cut, by node and entries (-1: one entry alone), and how wide it is and where its middle or its kink.
 Place = tuple[int, int, int]
@@ -57,6 +67,10 @@ class Warm:
     on_cuts: Tensor  # [C]
     missed: float
     open: Spans
+    noise: Tensor | None = None  # of the inputs [n], where its quadratic is least
+    fits: dict[int, KnownFits] | None = None  # of the rows of every softmax
+    # The path of its multipliers: what noise stands for, d, those of cuts, mu.
+    begun: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
 
 class ProductLeaves:
@@ -80,6 +94,9 @@ class ProductLeaves:
                 self.softmaxes[before] = index, entries.reshape(-1, node.shape[operator.axis])
             elif isinstance(operator, Elementwise) and before >= 0:
                 self.activations[before] = operator
+        # Where rows of a softmax are short enough, quadratics are fitted to them, which tell what every row loses.
+        short = (entries.shape[1] - 1 in CELLS for _, entries in self.softmaxes.values())
+        self.fitted = any(short) and bounds.region.centre is None
         # By problem: what a cut gained on the whole region, by its width.
         self.gains: list[dict[Place, float]] = [{} for _ in range(len(instance))]
 
@@ -92,10 +109,11 @@ class ProductLeaves:
                 continue
             cuts = self._widest(root.warm.open, {}, FIRST)
             tried = [Cell(p, (side,), root.warm) for cut in cuts for side in cut.sides]
-            values = iter(self.quick(tried))
+            (whole, *values) = self.quick([Cell(p, (), root.warm), *tried])
+            ends = iter(values)
             for cut in cuts:
                 # The whole region had more steps: what does not gain over them does not count.
-                low, high = sorted(min(max(next(values), root.bound), 0.0) - root.bound for _ in range(2))
+                low, high = sorted(min(max(next(ends), whole), 0.0) - whole for _ in range(2))
                 place = cut.node, cut.plus, -1 if cut.minus is None else cut.minus
                 self.gains[p][place] = (low + 0.2 * high) / root.warm.open[place][0]
             root.cuts = self._widest(root.warm.open, self.gains[p], CANDIDATES)
@@ -110,11 +128,14 @@ class ProductLeaves:
         return self._bounded(cells, GRID)
 
     def _bounded(self, cells: Sequence[Cell], grid: Sequence[float]) -> list[Solved]:
-        found: list[Solved] = []
-        for part in pieces(torch.arange(len(cells)), self.most):
-            self.bounds.check_time()
-            found += self._some([cells[k] for k in part.tolist()], grid)
-        return found
+        found: dict[int, Solved] = {}
+        known = torch.tensor([cell.warm is not None for cell in cells], dtype=torch.bool)
+        for some in (known, ~known):
+            for part in pieces(some.nonzero()[:, 0], self.most):
+                self.bounds.check_time()
+                numbers = part.tolist()
+                found |= dict(zip(numbers, self._some([cells[k] for k in numbers], grid)))
+        return [found[k] for k in range(len(cells))]
 
     def _some(self, cells: Sequence[Cell], grid: Sequence[float]) -> list[Solved]:
         """Bounds of as many cells as fit at once; a cell that holds no point is proved."""
@@ -133,8 +154,15 @@ class ProductLeaves:
         for s, (cell, low) in enumerate(zip(cells, value.tolist())):
             own = {place: (w[s], at[s]) for place, (w, at) in spans.items() if w[s] > 0}
             missed = float(margin[s]) - low if math.isfinite(low) else 1.0
-            warm = Warm(batch.on_cuts[s, : len(cell.path)].clone(), max(missed, 0.0), own)
-            cuts = self._widest(own, self.gains[cell.problem], CANDIDATES)
+            noise = None if batch.noise is None else batch.noise[s].clone()
+            fits = {index: fit.take(torch.tensor([s])) for index, fit in batch.fits.items()}
+            begun = None
+            if batch.begun is not None and batch.names is not None:
+                b = batch.begun_b[s, : len(cell.path)].clone()
+                begun = batch.names[s].clone(), batch.begun.d[s].clone(), b, batch.begun.mu[s].clone()
+            on_cuts = batch.on_cuts[s, : len(cell.path)].clone()
+            warm = Warm(on_cuts, max(missed, 0.0), own, noise, fits or None, begun)
+            cuts = self._widest(own, self.gains[cell.problem], CANDIDATES, batch.losses[s] if batch.losses else {})
             found.append(Solved(low, cuts, warm, batch.x[s], 128 * len(own)))
         return found
 
@@ -199,9 +227,16 @@ class ProductLeaves:
                 add((node, entry, -1), *ends, torch.zeros_like(ends[0]) if kinked else None)
         return found
 
-    def _widest(self, spans: Spans, gains: dict[Place, float], count: int) -> list[Cut]:
-        """Candidates, by what they gained on the whole region and what is left of their width."""
-        order = sorted(spans, key=lambda place: -spans[place][0] * gains.get(place, 0.0 if gains else 1.0))
+    def _widest(
+        self, spans: Spans, gains: dict[Place, float], count: int, losses: dict[Place, float] | None = None
+    ) -> list[Cut]:
+        """Candidates, by what they gained on the whole region and what is left of their width; a little by losses."""
+
+        def worth(place: Place) -> float:
+            gained = gains.get(place, 0.0 if gains else 1.0)
+            return spans[place][0] * (gained + LOST * (losses or {}).get(place, 0.0))
+
+        order = sorted(spans, key=lambda place: -worth(place))
         return [
             Cut(node, plus, None if minus < 0 else minus, spans[node, plus, minus][1])
             for node, plus, minus in order[:count]
@@ -215,30 +250,42 @@ class _Batch:
         self.leaves, self.cells = leaves, cells
         self.rows, self.offsets = leaves.rows[problem], leaves.offsets[problem]
         bounds.prepare(leaves.last)
-        self.second = SecondOrderBounds.of(bounds)
+        self.second = SecondOrderBounds.of(bounds, planes=not leaves.fitted or cells[0].warm is None)
         S, C = len(cells), max(len(cell.path) for cell in cells)
         self.on_cuts, self.sign, self.threshold = (self.offsets.new_zeros(S, C) for _ in range(3))
         self.unit = self.offsets.new_zeros(S)  # of the multiplier of the last cut
-        places: dict[int, list[tuple[int, int, int, int]]] = {}
+        self.entries: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by node: which cuts are of it, of what entries
         for s, cell in enumerate(cells):
             for c, cut in enumerate(cell.path):
                 self.sign[s, c], self.threshold[s, c] = (1.0 if cut.below else -1.0), cut.threshold
-                places.setdefault(cut.node, []).append((s, c, cut.plus, -1 if cut.minus is None else cut.minus))
+                if cut.node not in self.entries:
+                    nowhere = torch.zeros(S, C, dtype=torch.long)
+                    self.entries[cut.node] = nowhere.bool(), nowhere, nowhere - 1
+                here, plus, minus = self.entries[cut.node]
+                here[s, c], plus[s, c], minus[s, c] = True, cut.plus, -1 if cut.minus is None else cut.minus
             if cell.path and cell.warm is not None:
                 last = cell.path[-1]
                 span = cell.warm.open.get((last.node, last.plus, -1 if last.minus is None else last.minus))
                 self.on_cuts[s, : len(cell.path) - 1] = cell.warm.on_cuts
                 self.unit[s] = cell.warm.missed / span[0] if span is not None else 0.0
         self.last = torch.tensor([max(len(cell.path) - 1, 0) for cell in cells])
-        self.places = {node: torch.tensor(found).T for node, found in places.items()}
+        self.near: Tensor | None = None  # noise that rows are fitted near
+        self.noise: Tensor | None = None  # of the inputs, where the bound is attained
+        self.fits: dict[int, KnownFits] = {}
+        self.begun: Begun | None = None
+        self.names: Tensor | None = None
+        self.begun_b = torch.zeros_like(self.on_cuts)
+        self.losses: list[dict[Place, float]] = []
         self.value = self.offsets.new_full((S,), -math.inf)
         self.d = self.offsets.new_full((S, self.second.forms.noise_count), math.nan)
         region = self.second.bounds.region
         self.x = region.lower + (region.upper - region.lower) / 2
 
     def solve(self, grid: Sequence[float]) -> None:
-        """The best bounds over a few multipliers of the last cuts; those before keep theirs."""
-        if not self.places:
+        """The best bounds, by quadratics of rows where these are short; else over few multipliers of the last cuts."""
+        if self.leaves.fitted and self._fitted(PATH if len(grid) > len(COARSE) else SHORT):
+            return
+        if not self.entries:
             self._try(self.on_cuts, FINAL, True)
             return
         start, steps = self.on_cuts.clone(), STEPS
@@ -252,52 +299,235 @@ class _Batch:
             self._try(self.on_cuts.scatter(1, self.last[:, None], share * own), steps)
         self._try(self.on_cuts, FINAL, True)
 
+    # Rows of a softmax by fitted quadratics, multipliers of noise and cuts together
+
+    def _fitted(self, steps: int) -> bool:
+        """Bounds by fits near where the cell before was least; whether there are any, or at least fits."""
+        everything, noise = positions(self.rows), self.second.forms.noise
+        warm = [cell.warm for cell in self.cells if cell.warm is not None and cell.warm.noise is not None]
+        known: dict[int, KnownFits] = {}
+        if len(warm) == len(self.cells):
+            near = torch.stack([w.noise for w in warm])
+            near = torch.nn.functional.pad(near, (0, self.second.forms.noise_count - near.shape[1]))
+            known = {index: KnownFits.together([w.fits[index] for w in warm]) for index in warm[0].fits}
+        else:
+            quadratic = self.second.quadratic(self.rows, everything)
+            if quadratic.linear.shape[1] <= JOINT:
+                near = self._least(quadratic, False, steps)
+            else:
+                _, d = solve_quadratic(quadratic, noise, Pursuit(STEPS, self.offsets, hopeless=True))
+                near = quadratic.minimiser(noise, d)
+        self.near = near = near[:, : self.second.forms.noise_count].clamp(-1, 1)
+        quadratic = self.second.quadratic(self.rows, everything, near, known=known)
+        self.fits = {index: fit.known() for index, fit in quadratic.fits.items()}
+        if quadratic.linear.shape[1] > JOINT:
+            self.d = self.offsets.new_full(quadratic.linear.shape, math.nan)
+            return False
+        x = self._least(quadratic, True, steps)
+        self.noise = x[:, : noise.inputs].clamp(-1, 1)
+        self.x = self._inputs(self.noise, everything)
+        self.losses = self._row_losses(quadratic, x.clamp(-1, 1))
+        return True
+
+    def _least(self, quadratic: Quadratic, counted: bool, steps: int) -> Tensor:
+        """Multipliers of noise and of cuts, if these are counted, what they prove, and where that is least ``[S, n]``.
+
+        What is proved is the sum of two bounds: that of the margin and, times multipliers, those of the cuts.
+        """
+        B, lost = quadratic.dense()
+        S, n = quadratic.linear.shape
+        cuts, which = Cuts.none(quadratic.linear), None
+        if counted and bool((self.sign != 0).any()):
+            cuts, which = self._cuts(n)
+        target = self.offsets - quadratic.constant
+        begun = self._begun(n, which)
+        enough = target + 1e-4 * (1 + target.abs())
+        found = followed(quadratic.linear, B, target.new_full((S,), steps), enough, EXACT, cuts, HOPELESS, begun)
+        b = found.b
+        if which is not None:
+            self.on_cuts = torch.zeros_like(self.on_cuts).scatter(1, which, b * (self.sign.gather(1, which) != 0))
+            self.begun_b = torch.zeros_like(self.on_cuts).scatter(1, which, found.begun.b)
+        self.begun, self.names = found.begun, self._names(n)
+        l = quadratic.linear + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
+        constant = quadratic.constant + (b * cuts.constant).sum(1)
+        rows = cuts.factors.abs().sum(-1, keepdim=True)
+        reach = (rows.mT @ cuts.matrix.abs() @ rows)[..., 0, 0]
+        sizes = (b * (cuts.constant.abs() + cuts.linear.abs().sum(-1) + reach)).sum(1)
+        sizes = sizes + quadratic.constant.abs() + quadratic.linear.abs().sum(1) + B.abs().sum((1, 2))
+        # Every number of the sum is one of B and, for every cut, a product with b; those of G have two sums before.
+        terms = 4 * cuts.matrix.shape[-1] + 2 * b.shape[1] + n + 8
+        lost = lost + accumulated(terms, l.dtype) * sizes
+        problem = DenseQuadratic(l, B + cuts.total(b))
+        d = found.d * (1 + 1e-7) + 1e-7 * found.d.mean(1, keepdim=True)
+        value = torch.maximum(problem.certified(d), problem.absolute_sums()[0])
+        self.value = self._less(sum_below(constant, sum_below(value, -lost)), self.offsets)
+        return found.x
+
+    def _begun(self, n: int, which: Tensor | None) -> Begun | None:
+        """Where the cells before were not far along their paths, where these have as much noise."""
+        S, names = len(self.cells), self._names(n)
+        d, mu = self.offsets.new_full((S, n), math.nan), self.offsets.new_full((S,), math.nan)
+        b = self.offsets.new_zeros(S, self.sign.shape[1])
+        for s, cell in enumerate(self.cells):
+            if names is not None and cell.warm is not None and cell.warm.begun is not None:
+                known, d_known, b_known, mu[s] = cell.warm.begun
+                # Noise that the cell before did not have is like the rest of what is not an input.
+                most = max(int(known.max()), int(names[s].max())) + 2
+                table = d.new_full((most,), float(d_known[self.second.forms.noise.inputs :].mean())).scatter(
+                    0, known, d_known
+                )
+                d[s] = table[names[s]]
+                b[s, : len(b_known)] = b_known
+        return Begun(d, b.gather(1, which) if which is not None else b[:, :0], mu)
+
+    def _names(self, n: int) -> Tensor | None:
+        """What all noise stands for ``[S, n]``, the last for remainders of fits; None: unknown."""
+        names = self.second.forms.names
+        if names is None:
+            return None
+        names = names.expand(len(self.cells), -1)
+        beyond = self.second.forms.entries
+        extra = torch.arange(n - names.shape[1]) + beyond + 1
+        return torch.cat((torch.where(names < 0, beyond, names), extra.expand(len(names), -1)), 1)
+
+    def _cuts(self, n: int) -> tuple[Cuts, Tensor]:
+        """The quadratics of the cuts that count most ``[S, k]`` over n noise numbers, and which these are."""
+        S, C = self.sign.shape
+        weight = self.on_cuts.clone()
+        weight.scatter_(1, self.last[:, None], math.inf)
+        weight = torch.where(self._superseded() | (self.sign == 0), -1.0, weight)
+        which = weight.topk(min(COUNTED, C), 1).indices
+        cell = positions(self.rows)[:, None].expand(which.shape).flatten()
+        units = torch.zeros(cell.shape[0], C, dtype=weight.dtype).scatter(1, which.flatten()[:, None], 1.0)
+        counts = (weight.gather(1, which) >= 0).flatten()
+        units = units * counts[:, None]
+        found = self.second.quadratic(self.rows[cell], cell, start=self._claim(cell, units, False))
+        V, S_ = found.factors()
+        used = counts[:, None]
+        # A place without a cut: minus one is always at most zero.
+        constant, linear = torch.where(counts, found.constant, -1.0), torch.where(used, found.linear, 0.0)
+        V = torch.where(used[..., None], V, 0.0)
+        linear, V = (torch.nn.functional.pad(t, (0, n - t.shape[-1])) for t in (linear, V))
+        k = which.shape[1]
+        parts = (t.reshape(S, k, *t.shape[1:]) for t in (constant, linear, V, (S_ + S_.mT) / 2))
+        return Cuts(*parts), which
+
+    def _superseded(self) -> Tensor:
+        """The cuts ``[S, C]`` that a later one of the same cell makes needless."""
+        found = torch.zeros_like(self.sign, dtype=torch.bool)
+        for s, cell in enumerate(self.cells):
+            later: set[tuple[int, int, int | None, bool]] = set()
+            for c in range(len(cell.path) - 1, -1, -1):
+                cut = cell.path[c]
+                name = (cut.node, cut.plus, cut.minus, cut.below)
+                found[s, c] = name in later
+                later.add(name)
+        return found
+
+    def _row_losses(self, quadratic: Quadratic, noise: Tensor) -> list[dict[Place, float]]:
+        """What every difference of logits may have cost, in proportion to its width, in every cell."""
+        found: list[dict[Place, float]] = [{} for _ in self.cells]
+        bounds, graph = self.second.bounds, self.leaves.graph
+        forms = self.second.forms
+        for node, (index, entries) in self.leaves.softmaxes.items():
+            if index not in quadratic.fits:
+                continue
+            fit = quadratic.fits[index]
+            z = forms.bases[fit.logits.basis].take(positions(self.rows)).values(noise[:, : forms.noise_count])
+            loss = fit.losses(z)
+            for product, split in quadratic.splits.items():
+                factor = graph.nodes[product].inputs[split.factors.kept]
+                if bounds.structure.source(factor) == index:
+                    zs = (
+                        forms.bases[split.factors.basis]
+                        .take(positions(self.rows))
+                        .values(noise[:, : forms.noise_count])
+                    )
+                    met = split.losses(zs).flatten(1)
+                    placed = torch.zeros_like(met)
+                    placed[:, bounds.structure.order(factor)] = met
+                    loss = loss + placed[:, entries].sum(-1)
+            low, high = fit.differences
+            width = high - low
+            p = self._probabilities(fit.logits.at, low, high)
+            share = width * p[..., :, None] * p[..., None, :]
+            share = share / (share * width).sum((-2, -1), keepdim=True).clamp(min=1e-12)
+            score = (loss.clamp(min=0)[..., None, None] * share).tolist()
+            for s, own in enumerate(score):
+                for r, row in enumerate(entries.tolist()):
+                    for j in range(len(row)):
+                        for k in range(j + 1, len(row)):
+                            found[s][node, row[j], row[k]] = own[r][j][k]
+        return found
+
+    @staticmethod
+    def _probabilities(at: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Probabilities ``[S, R, K]`` in the middle of the differences, about."""
+        middle = (low + (high - low) / 2).mean(-1)
+        return middle.softmax(-1)
+
     def _try(self, on_cuts: Tensor, steps: int, final: bool = False) -> None:
         """Bounds with some multipliers, kept where they are the best so far."""
         for part in pieces((~(self.value > 0)).nonzero()[:, 0], 64):
-            value, d, x = self._lower(part, on_cuts[part], steps, None if final else self.d[part])
+            value, d, noise = self._lower(part, on_cuts[part], steps, None if final else self.d[part])
             better = value > self.value[part]
             self.value[part] = torch.where(better, value, self.value[part])
             self.on_cuts[part] = torch.where(better[:, None], on_cuts[part], self.on_cuts[part])
             self.d[part] = torch.where(better[:, None], d, self.d[part])
-            where = better.reshape(-1, *[1] * (x.ndim - 1))
-            self.x[part] = torch.where(where, x, self.x[part])
+            x = self._inputs(noise, part)
+            self.x[part] = torch.where(better.reshape(-1, *[1] * (x.ndim - 1)), x, self.x[part])
+            if self.near is not None:
+                self.noise = self.near[:, : noise.shape[1]].clone() if self.noise is None else self.noise
+                self.noise[part] = torch.where(better[:, None], noise, self.noise[part])
 
     def _lower(self, part: Tensor, on_cuts: Tensor, steps: int, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Lower bounds ``[P]`` on the margins of some cells, their multipliers, and inputs where they are small."""
-        second, graph = self.second, self.leaves.graph
-        bounds = second.bounds.take(part)
-        pending = {self.leaves.last: self.rows[part][None]}
-        constant = -(on_cuts * self.sign[part] * self.threshold[part]).sum(1)
-        lost = (on_cuts * self.threshold[part]).abs().sum(1)
-        place = torch.full((len(self.cells),), -1, dtype=torch.long)
-        place[part] = positions(part)
-        for node, table in self.places.items():
-            s, c, plus, minus = table[:, place[table[0]] >= 0]
-            s = place[s]
-            shape = graph.shape_of(node)
-            weights, two = on_cuts[s, c] * self.sign[part][s, c], minus >= 0
-            added = constant.new_zeros(len(part), math.prod(shape)).index_put((s, plus), weights, accumulate=True)
-            added = added.index_put((s[two], minus[two]), -weights[two], accumulate=True)
-            pending[node] = added.reshape(1, len(part), *shape)
-            if bounds.outward:
-                size = bounds.sizes(node).flatten(1)
-                size = size[s, plus] + torch.where(two, size[s, minus.clamp(min=0)], 0.0)
-                lost = lost.index_put((s,), weights.abs() * size, accumulate=True)
-        # Multipliers of one entry are added up, and all products with thresholds.
-        charge = bounds.share(on_cuts.shape[1] + 1) * lost
-        quadratic = second.quadratic(self.rows[part], part, start=Claim(pending, constant[None], charge[None]))
-        target = self.offsets[part]
+        """Lower bounds ``[P]`` on the margins of some cells, their multipliers, and noise of inputs where they are
+        small."""
+        second = self.second
+        near = None if self.near is None else self.near[part]
+        fits = {index: fit.take(part) for index, fit in self.fits.items()}
+        quadratic = second.quadratic(self.rows[part], part, near, start=self._claim(part, on_cuts), known=fits)
+        target, noise = self.offsets[part], second.forms.noise
         # Cells are compared by their bounds: how low one is matters where no bound can prove it, too.
-        pursuit = Pursuit(steps, target, start, hopeless=True)
-        value, d = solve_quadratic(quadratic, second.forms.noise, pursuit)
+        value, d = solve_quadratic(quadratic, noise, Pursuit(steps, target, start, hopeless=True))
+        least = quadratic.corner() if near is None else quadratic.minimiser(noise, d)
+        return self._less(value, target), d, least[:, : noise.inputs]
+
+    def _less(self, value: Tensor, target: Tensor) -> Tensor:
+        """What a bound exceeds its target by."""
         value = value - target
-        if bounds.outward:  # the difference may be rounded up
+        if self.second.bounds.outward:  # the difference may be rounded up
             down = torch.nextafter(value, torch.full_like(value, -math.inf))
             value = torch.where(target == 0, value, down)
-        centre, radius = centre_and_radius(bounds.region)
-        noise = quadratic.corner()[:, : second.forms.noise.inputs].reshape(centre.shape)
-        return value, d, bounds.region.project(centre + radius * noise)
+        return value
+
+    def _inputs(self, noise: Tensor, part: Tensor) -> Tensor:
+        """The inputs of some cells that noise ``[P, n]`` stands for."""
+        region = self.second.bounds.region.take(part)
+        centre, radius = centre_and_radius(region)
+        return region.project(centre + radius * noise.reshape(centre.shape))
+
+    def _claim(self, cell: Tensor, on_cuts: Tensor, margin: bool = True) -> Claim:
+        """The cuts of some cells ``[N]``, repetitions allowed, times multipliers ``[N, C]``, beside their margins."""
+        graph, bounds = self.leaves.graph, self.second.bounds
+        sign, threshold = self.sign[cell], self.threshold[cell]
+        pending = {self.leaves.last: self.rows[cell][None]} if margin else {}
+        constant = -(on_cuts * sign * threshold).sum(1)
+        lost = (on_cuts * threshold).abs().sum(1)
+        for node, (nodes, plus, minus) in self.entries.items():
+            shape = graph.shape_of(node)
+            here, first, second = nodes[cell], plus[cell], minus[cell]
+            weights, two = on_cuts * sign * here, second >= 0
+            added = constant.new_zeros(len(cell), math.prod(shape)).scatter_add(1, first, weights)
+            added = added.scatter_add(1, second.clamp(min=0), -weights * two)
+            pending[node] = added.reshape(1, len(cell), *shape)
+            if bounds.outward:
+                size = bounds.sizes(node).flatten(1)[cell]
+                size = size.gather(1, first) + torch.where(two, size.gather(1, second.clamp(min=0)), 0.0)
+                lost = lost + (weights.abs() * size).sum(1)
+        # Multipliers of one entry are added up, and all products with thresholds.
+        charge = bounds.share(2 * on_cuts.shape[1] + 2) * lost
+        return Claim(pending, constant[None], charge[None])
 
 
 def _ordered(lower: Tensor, upper: Tensor) -> Interval:

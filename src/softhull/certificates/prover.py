@@ -56,7 +56,7 @@ class Proof:
         self.arrays |= {f"region {name}": part for name, part in parts.items() if isinstance(part, np.ndarray)}
         self._names = {id(self.x): "input"}
         self.scores: list[tuple[Floats, Floats]] = []
-        self.products = "planes"  # how products are passed: "planes" or "contracted"
+        self.products = "planes"  # how products are passed: term by term, or "contracted"
         self.anchors: dict[int, tuple[int, Floats, Floats]] = {}  # by softmax: step, values below and above
         self.choose_first: Rules | None = None  # choices made elsewhere; they go before our own
         self._slopes: dict[int, str] = {}
@@ -131,9 +131,8 @@ class Proof:
         whole, pairs = self.networks.whole(node.x.node), pairs[pairs[:, 0] != pairs[:, 1]]
         if len(pairs) > _MOST_PAIRS:
             return
-        self.products, before = "contracted" if contract else "planes", self.products
-        self.claim_differences(whole, pairs, stops)
-        self.products = before
+        with self.following(self.choose_first, "contracted" if contract else "planes"):
+            self.claim_differences(whole, pairs, stops)
 
     def _claim_all(self, view: View, stops: bool) -> None:
         """Claim every entry that stands in a tensor, once."""
@@ -223,19 +222,18 @@ class Proof:
     def claim_lead(self, view: View, label: int, rivals: Sequence[int], contract: bool = True) -> Floats:
         """Claim that one entry of a tensor exceeds others, first cheaply; the lower bounds that were proved."""
         found = np.full(len(rivals), -np.inf)
-        for self.products in ("planes", "contracted") if contract else ("planes",):
+        for products in ("planes", "contracted") if contract else ("planes",):
             still = np.flatnonzero(~(found > 0))
             if not len(still):
                 break
             pairs = Places([(label, rivals[i]) for i in still.tolist()], view.size)
-            values, rules = self.walk([(view, unit_rows(pairs))], False)
-            proved = values > 0
-            found[still] = values
-            if proved.all():
-                self._differ(view, pairs, values, {"rules": rules})
-            elif proved.any():
-                pairs = Places(pairs.at[proved], view.size)
+            with self.following(self.choose_first, products):
                 values, rules = self.walk([(view, unit_rows(pairs))], False)
+                found[still] = values
+                if (values > 0).any() and not (values > 0).all():
+                    pairs = Places(pairs.at[values > 0], view.size)
+                    values, rules = self.walk([(view, unit_rows(pairs))], False)
+            if (values > 0).any():
                 self._differ(view, pairs, values, {"rules": rules})
         return found
 
@@ -283,8 +281,9 @@ class Proof:
         ``ways`` to pass products are tried until it is positive.
         """
         places = Places([place], view.size)
-        for self.products in ways:
-            values, rules = self.walk([(view, unit_rows(places) * (1 if lower else -1))], False, on_cuts)
+        for products in ways:
+            with self.following(self.choose_first, products):
+                values, rules = self.walk([(view, unit_rows(places) * (1 if lower else -1))], False, on_cuts)
             if values[0] > 0:
                 break
         low, high = (values, np.full(1, np.inf)) if lower else (np.full(1, -np.inf), -values)
@@ -371,10 +370,10 @@ class Proof:
         return {**rule, "functions": self.claim_functions(view, parts)}
 
     @contextmanager
-    def following(self, choose: Rules | None) -> Iterator[None]:
-        """Walks with these choices before our own, and products term by term where neither says otherwise."""
+    def following(self, choose: Rules | None, products: str = "planes") -> Iterator[None]:
+        """Walks with these choices before our own, and a way to pass products where neither says otherwise."""
         before = self.products, self.choose_first
-        self.products, self.choose_first = "planes", choose
+        self.products, self.choose_first = products, choose
         try:
             yield
         finally:

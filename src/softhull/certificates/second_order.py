@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flint import arb
 
 from ..checker.balls import Balls, Floats, is_zero
 from ..checker.forms import Form
@@ -15,7 +14,8 @@ from ..checker.network import Curve, Input, Kink, Product, Softmax, View
 from ..checker.positions import Indices, Places
 from ..checker.quadratic import Squares
 from ..checker.replay import Rule, Rules
-from ..checker.softmax_planes import Logits, NotAPlane, lower_plane, sigma, upper_plane
+from ..checker.softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
+from ..propagate.second_order.probabilities import SHARES, affine_probabilities, tangent_directions
 from ..propagate.second_order.row_fit import CELLS, fit_rows
 from .planes import STEEPEST, centre, referring
 from .prover import Proof
@@ -23,27 +23,29 @@ from .prover import Proof
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TANGENT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # slopes between the chord and the tangent of the sigmoid
-_CHORD_SHARES = (0.85, 1.0, 1.18)  # slopes in the sum of the other exponentials, of the one that matches the tangent
 _STEPS = 15  # on the multipliers
 _BENDING = 1e-9  # differences of logits that vary less are as good as straight
-_MORE, _ALWAYS = (
-    1e-9,
-    1e-16,
-)  # what they are raised by: a share, and the radii of balls around matrices of next to nothing
+# What they are raised by: a share, and the radii of balls around matrices of next to nothing.
+_MORE, _ALWAYS = 1e-9, 1e-16
 
 
 class SecondOrder:
     """Forms of every softmax before some tensors, and margins that follow with them."""
 
-    def __init__(self, proof: Proof, views: Sequence[View]) -> None:
+    def __init__(self, proof: Proof) -> None:
         self.proof, self.known = proof, proof.known
         self._errors: dict[int, Floats] = {}  # of the probabilities beside their affine functions, by softmax
         self._near: Floats | None = None  # noise near which rows of a softmax are fitted, or None
         self._worst: Floats | None = None  # noise at which the last quadratic was least
+
+    @staticmethod
+    def claimed(proof: Proof, views: Sequence[View]) -> SecondOrder:
+        """With the forms as steps of the proof."""
+        found = SecondOrder(proof)
         for index in proof.before(views):
             if isinstance(proof.networks.nodes[index], Softmax):
-                self._form(index)
+                found._form(index)
+        return found
 
     def _form(self, index: int) -> None:
         """Better differences of the logits first, then the form, then the planes of ordinary walks anew."""
@@ -56,8 +58,8 @@ class SecondOrder:
         below, above = np.zeros((1, R, K, 4)), np.zeros((1, R, K, K))
         for r in range(R):
             x, shown = self.known.logits(node, r), self.known.visible(node, r)
-            for own, k in enumerate(shown):
-                lower, above[0, r, k, shown] = parallel_planes(x, own)
+            for own, (k, rate) in enumerate(zip(shown, parallel_rates(x))):
+                lower, above[0, r, k, shown] = parallel_planes(x, own, rate)
                 below[0, r, k] = referring(lower, shown)
         planes = self.known.derive_planes(index, below, above)
         number = proof.add_planes(index, planes, below, above)
@@ -223,14 +225,20 @@ class QuadraticRows:
     outputs. These are tangent at ``logits``, one ``[K]`` for every network, or amid what is known.
     """
 
-    def __init__(self, proof: Proof, pairs: Indices, logits: Sequence[Floats] | None = None) -> None:
+    def __init__(self, second_order: SecondOrder) -> None:
+        self.proof, self.second_order = second_order.proof, second_order
+
+    @staticmethod
+    def claimed(proof: Proof, pairs: Indices, logits: Sequence[Floats] | None = None) -> QuadraticRows:
+        """With what is bounded first as steps of the proof."""
         proof.prepare(proof.networks.logits, contract=False)  # second order bounds these differences anew
-        self.proof, self.second_order = proof, SecondOrder(proof, proof.networks.logits)
+        found = QuadraticRows(SecondOrder.claimed(proof, proof.networks.logits))
         for number, (view, output) in enumerate(zip(proof.networks.logits, proof.networks.probabilities)):
             proof.prepare_softmax(output.node)
             for j, k in pairs.tolist():
-                self.second_order.lead(view, j, k)
+                found.second_order.lead(view, j, k)
             proof.derive_planes(output.node, None if logits is None else logits[number][None])
+        return found
 
     def claim(self, coefficients: Tensor) -> None:
         """Lower bounds on ``-coefficients . (sum of the probabilities)``, one claim for every row ``[R, K]``."""
@@ -243,39 +251,43 @@ class QuadraticRows:
             self.proof.claim_score(-found["coefficients"].cpu().numpy())
 
 
-def parallel_planes(x: Logits, k: int) -> tuple[tuple[float, float, float, float], Floats]:
+def parallel_rates(x: Logits) -> list[float]:
+    """For every output the slope in its log-odds that the run gives planes with little between them."""
+    import torch
+
+    at, apart = torch.from_numpy(centre(x)), torch.from_numpy(x.apart)
+    unknown = torch.full_like(at, torch.inf)
+    found = affine_probabilities(
+        at, (apart, -apart.T), tangent_directions(at), lambda _: (-unknown, unknown), lambda *_: unknown[0]
+    )
+    return found.slope.diagonal().clamp(0, STEEPEST).tolist()
+
+
+def parallel_planes(x: Logits, k: int, rate: float) -> tuple[tuple[float, float, float, float], Floats]:
     """Parameters of planes below and above ``p_k`` with little between them once they are made parallel."""
     at = centre(x)
     others = np.delete(np.arange(len(at)), k)
-    if not len(others):
-        return (-1.0, 0.0, 0.0, 1.0), np.zeros(1)
-    top = at[others].max()
-    shares = np.exp(at[others] - top)
-    odds = at[k] - top - np.log(shares.sum())
-    low, high = (float(end) for end in x.log_odds(k))
-    p = float(sigma(arb(odds)))
-    ends = float(sigma(arb(low))), float(sigma(arb(high)))
-    chord = (ends[1] - ends[0]) / (high - low) if high > low else p * (1 - p)
     best, found = np.inf, ((-1.0, 0.0, 0.0, 1.0), np.zeros(len(at)))
-    for share in _TANGENT_SHARES:
-        rate = float(np.clip(chord + share * (p * (1 - p) - chord), 0, STEEPEST))
-        pulls = np.zeros(len(at))
-        pulls[others] = rate * shares / shares.sum()
-        try:
-            above_slope, above = upper_plane(x, k, pulls)
-        except NotAPlane:
-            continue
-        for J in others[np.argsort(-at[others])][:3].tolist():
-            here = _chords(x, k, J, at)
-            for part in _CHORD_SHARES:
-                plane = (float(J), 1.0, rate, float(np.clip(rate * part / here, 1e-300, 1e300)))
-                try:
-                    below_slope, below = lower_plane(x, k, J, *plane[1:])
-                except NotAPlane:
-                    continue
-                left = float(above - below - x.least(below_slope - above_slope))
-                if left < best:
-                    best, found = left, (plane, pulls)
+    if not len(others):
+        return found
+    shares = np.exp(at[others] - at[others].max())
+    pulls = np.zeros(len(at))
+    pulls[others] = rate * shares / shares.sum()
+    try:
+        above_slope, above = upper_plane(x, k, pulls)
+    except NotAPlane:
+        return found
+    for J in others[np.argsort(-at[others])][:3].tolist():
+        here = _chords(x, k, J, at)
+        for part in SHARES:
+            plane = (float(J), 1.0, rate, float(np.clip(rate * part / here, 1e-300, 1e300)))
+            try:
+                below_slope, below = lower_plane(x, k, J, *plane[1:])
+            except NotAPlane:
+                continue
+            left = float(above - below - x.least(below_slope - above_slope))
+            if left < best:
+                best, found = left, (plane, pulls)
     return found
 
 

@@ -139,7 +139,7 @@ def _lead(
             with proof.following(partial(followed.choose, row)):
                 found = proof.claim_sign(logits, label == 1)
         if not found > 0:
-            found = SecondOrder(proof, [logits]).sign(logits, label == 1)
+            found = SecondOrder.claimed(proof, [logits]).sign(logits, label == 1)
         return _verdict(found)
     margins = lead(proof, logits, label, rivals)
     plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in (None, "linear", "contracted")]
@@ -155,7 +155,7 @@ def _lead(
         left = [i for i in plain if not margins[i] > 0]
         margins[left] = proof.claim_lead(logits, label, [rivals[i] for i in left])
     if not (margins > 0).all():
-        second_order = SecondOrder(proof, [logits])
+        second_order = SecondOrder.claimed(proof, [logits])
         plain = [i for i, k in enumerate(rivals) if k not in bent]
         _quadratics(second_order, logits, label, rivals, margins, plain)
         if not (margins > 0).all() and followed is not None and sharpened:
@@ -250,7 +250,7 @@ def score_certificate(
     if products:
         at = torch.from_numpy(record.worst_input)[None]
         logits = [network.logits(at.reshape(1, *network.input_shape)).flatten().numpy() for network in networks]
-        quadratics = QuadraticRows(proof, np.argwhere(chosen[0]["pairs"].cpu().numpy()), logits)
+        quadratics = QuadraticRows.claimed(proof, np.argwhere(chosen[0]["pairs"].cpu().numpy()), logits)
         attempts = [partial(quadratics.follow, fitted=fitted) for fitted in (False, *[True] * _FITS)]
     else:
         attempts = [_lagrangian_rows(proof, networks, perturbation).follow]
@@ -366,7 +366,9 @@ def _rows_of(
     """Claims on linear functions of the probabilities, by the method that fits the networks."""
     if not _has_products(proof):
         return _lagrangian_rows(proof, networks, perturbation)
-    return QuadraticRows(proof, np.array([(label, k) for k in range(proof.networks.logits[0].size) if k != label]))
+    return QuadraticRows.claimed(
+        proof, np.array([(label, k) for k in range(proof.networks.logits[0].size) if k != label])
+    )
 
 
 def _lagrangian_rows(
@@ -470,7 +472,7 @@ def _region(
         positions = [p for p, options in enumerate(listed) for _ in options[1:]]
         parts = {"options": np.concatenate([o[1:] for o in listed]), "positions": np.array(positions, dtype=np.int64)}
         return None, "inf", None, parts | {"at_most": asked.at_most}
-    norm = "inf" if math.isinf(asked.norm) else str(int(asked.norm))
+    norm = norm_of(asked)
     if asked.plain:
         return asked.radius, norm, asked.clip, {}
     found = asked.bounds(x.shape)

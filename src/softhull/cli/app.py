@@ -14,7 +14,7 @@ import click
 
 from .. import __version__
 from ..errors import InputWarning, SofthullError, missing_extra, one_line, unknown
-from .options import COMMAND, NOTES, say_note
+from .output import COMMAND, NOTES, say_note
 
 COMMANDS = (
     "bounds",

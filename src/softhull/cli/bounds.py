@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from .options import NumberList, console, is_stdout, json_option, write_json
+from .options import NumberList, json_option
+from .output import console, is_stdout, write_json
 
 
 @click.command("bounds", short_help="Every bound at a point of a box of logits.")

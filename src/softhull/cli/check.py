@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import MissingExtra, ModelError
-from .options import Name, is_stdout, json_option, parse_indices, write_json
+from .options import Name, json_option, parse_indices
+from .output import is_stdout, write_json
 
 if TYPE_CHECKING:
     from ..certificates.write import Folder

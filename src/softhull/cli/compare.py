@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from .options import Name, console, is_stdout, json_option, write_json
+from .options import Name, json_option
+from .output import console, is_stdout, write_json
 
 CHOICES = ("bound", "method", "rounding", "network", "eps", "norm", "property", "version")
 

@@ -7,17 +7,8 @@ from pathlib import Path
 import click
 
 from ..verify.methods import RANGES
-from .options import (
-    console,
-    device_option,
-    is_stdout,
-    json_option,
-    method_option,
-    threads_option,
-    use_threads,
-    with_progress,
-    write_json,
-)
+from .options import device_option, json_option, method_option, threads_option, use_threads
+from .output import console, is_stdout, with_progress, write_json
 from .subject import Subject, subject_options
 
 

@@ -12,21 +12,16 @@ from .check import certificate_folder, certified_files
 from .options import (
     OutFolder,
     bounding_options,
-    console,
-    exit_code,
     fail_on_unknown_option,
-    is_stdout,
     method_option,
     parse_indices,
     refuse,
     run_options,
-    say_differences,
     table_option,
     time_options,
     use_threads,
-    with_progress,
-    write_json,
 )
+from .output import console, exit_code, is_stdout, say_differences, with_progress, write_json
 from .subject import Subject, subject_options
 
 if TYPE_CHECKING:

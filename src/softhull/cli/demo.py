@@ -7,7 +7,8 @@ from shutil import copyfile
 
 import click
 
-from .options import console, out_folder_option
+from .options import out_folder_option
+from .output import console
 
 LOWER, UPPER = (-1.0, 0.0, 2.0), (0.0, 1.0, 3.0)
 IMAGES = 100

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from .options import console, is_stdout, json_option, write_json
+from .options import json_option
+from .output import console, is_stdout, write_json
 from .subject import fixed_inputs, model_options
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from .options import console, is_stdout, json_option, refuse, write_json
+from .options import json_option, refuse
+from .output import console, is_stdout, write_json
 
 
 @click.command("operators", short_help="The ONNX operators that are read, relaxed and checked.")

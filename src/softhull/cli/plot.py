@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from .options import BOUND_LIST, IMAGE, counting, out_option
+from .options import BOUND_LIST, IMAGE, out_option
+from .output import counting
 from .subject import Subject, subject_options
 
 

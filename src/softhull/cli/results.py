@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import printable
-from .options import Name, console, out_option, refuse
+from .options import Name, out_option, refuse
+from .output import console
 
 if TYPE_CHECKING:
     from ..runs.rows import Row

@@ -8,7 +8,8 @@ from typing import IO, Any
 
 import click
 
-from .options import OutFile, console, exit_code, fail_on_option, is_stdout, say_differences, say_note, timeout_option
+from .options import OutFile, fail_on_option, timeout_option
+from .output import console, exit_code, is_stdout, say_differences, say_note
 
 
 @click.command("run", short_help="Run a campaign: many instances, kept in a store.")

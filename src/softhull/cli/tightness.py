@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import NumberList, console, is_stdout, json_option, with_progress, workers_option, write_json
+from .options import NumberList, json_option, workers_option
+from .output import console, is_stdout, with_progress, write_json
 
 if TYPE_CHECKING:
     from ..study.tightness import TightnessStudy

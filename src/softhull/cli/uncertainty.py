@@ -15,21 +15,15 @@ from .options import (
     SCORE,
     OutFolder,
     bounding_options,
-    console,
-    counting,
-    exit_code,
     fail_on_unknown_option,
-    is_stdout,
     method_option,
     refuse,
     run_options,
-    say_differences,
     table_option,
     time_options,
     use_threads,
-    with_progress,
-    write_json,
 )
+from .output import console, counting, exit_code, is_stdout, say_differences, with_progress, write_json
 from .subject import Subject, subject_options
 
 

@@ -14,21 +14,15 @@ from .options import (
     BOUND,
     Name,
     OutFolder,
-    console,
-    counting,
-    exit_code,
     fail_on_option,
-    is_stdout,
     method_option,
     refuse,
     run_options,
-    say_differences,
     table_option,
     time_options,
     use_threads,
-    with_progress,
-    write_json,
 )
+from .output import console, counting, exit_code, is_stdout, say_differences, with_progress, write_json
 from .subject import Subject, subject_options
 
 if TYPE_CHECKING:

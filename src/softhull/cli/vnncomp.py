@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 
 from ..deadlines import deadline_after, seconds_left
-from .options import device_option, out_option, threads_option, use_threads, with_progress, workers_option
+from .options import device_option, out_option, threads_option, use_threads, workers_option
+from .output import with_progress
 
 
 @click.command("vnncomp", short_help="Decide properties in the formats of VNN-COMP.")

@@ -65,7 +65,8 @@ def _part(bounds: LinearBounds, rows: Tensor, last: int) -> Account:
     """The account of one row for every instance."""
     walk = _Remembering(bounds)
     claim = walk.back(Claim.on(last, rows[None]))
-    x = attained(bounds, claim)
+    c = claim.pending.get(-1, rows.new_zeros(()))
+    x = bounds.region.attained(c.expand(1, bounds.size, *bounds.graph.input_shape))
     values = bounds.graph.values(x)
 
     def met(A: Tensor, index: int) -> Tensor:
@@ -91,13 +92,3 @@ class _Remembering(LinearWalk):
         if not isinstance(self.bounds.graph.nodes[index].operator, Affine):
             self.steps[index] = A, backs, shift[0]
         return backs, shift
-
-
-def attained(bounds: LinearBounds, claim: Claim) -> Tensor:
-    """An input ``[P, *shape]`` where the only specification of a claim is least: the slope of the region's minimum."""
-    if -1 not in claim.pending:
-        return bounds.region.project(bounds.region.lower)
-    with torch.enable_grad():
-        A = claim.pending[-1].detach().expand(1, bounds.size, *bounds.graph.input_shape).requires_grad_()
-        (x,) = torch.autograd.grad(bounds.region.minimum(A, False).sum(), A)
-    return bounds.region.project(x[0])

@@ -33,6 +33,7 @@ from .free import Free
 from .knowledge import Knowledge, brought
 from .methods import Linear, Paper
 from .rules import step, tightest
+from .second_order.elementwise import parallel_band
 from .structure import Structure, pieces, positions
 from .walk import Claim, Step, Walk
 
@@ -61,8 +62,10 @@ class LinearBounds:
         memory: int = 1 << 24,
         deadline: float = math.inf,
         knowledge: Knowledge | None = None,
+        joint: bool = False,
     ) -> None:
         self.graph = graph
+        self.joint = joint
         self.region = region
         self.method = method
         self.memory = memory
@@ -80,16 +83,23 @@ class LinearBounds:
         """The same bounds with other knowledge."""
         return self._like(self.region, knowledge)
 
+    def jointly(self) -> LinearBounds:
+        """The same bounds, of which those behind values mixed by probabilities know how these move together."""
+        found = self._like(self.region, self.knowledge)
+        found.joint = True
+        return found
+
     def to_search(self, dtype: torch.dtype) -> LinearBounds:
         """Nearly the same bounds in another format, rounding free of charge: quick, and no proofs."""
         device = self.region.lower.device
         method = replace(self.method, rounding="nearest")
         graph, region = self.graph.to(dtype, device), brought(self.region, dtype)
         knowledge = self.knowledge.to(dtype)
-        return LinearBounds(graph, region, method, self.structure, self.memory, self.deadline, knowledge)
+        return LinearBounds(graph, region, method, self.structure, self.memory, self.deadline, knowledge, self.joint)
 
     def _like(self, region: Region, knowledge: Knowledge) -> LinearBounds:
-        return LinearBounds(self.graph, region, self.method, self.structure, self.memory, self.deadline, knowledge)
+        graph, method = self.graph, self.method
+        return LinearBounds(graph, region, method, self.structure, self.memory, self.deadline, knowledge, self.joint)
 
     def check_time(self) -> None:
         """Raise OutOfTime after the deadline or an interrupt; called between pieces of work."""
@@ -137,7 +147,7 @@ class LinearBounds:
             return reorder(lower, order, node.shape), reorder(upper, order, node.shape)
         if self.method.everywhere:
             return self.walked(index, None)
-        return tightest(node.operator, self, index, consumer)
+        return _ordered(*self.knowledge.met("rough", index, tightest(node.operator, self, index, consumer)))
 
     def walked(self, index: int, consumer: Elementwise | None) -> Interval:
         """Bounds by one walk for every entry that can gain from it, met with interval arithmetic."""
@@ -259,6 +269,15 @@ class LinearBounds:
         )
         return below, above
 
+    def parallel(self, index: int, coefficients: Tensor) -> tuple[Claim, Tensor]:
+        """Claims on ``<coefficients [S, 1, *shape], node>`` of one instance, with only the input pending, and noise.
+
+        What activations add to their lines is ``[S, n]`` times n numbers between -1 and 1, the same for all claims.
+        """
+        walk = _Parallel(self)
+        claim = walk.back(Claim.on(index, coefficients))
+        return claim, torch.cat((coefficients.new_zeros(len(coefficients), 0), *walk.noise), 1)
+
     def input_minimum(self, claim: Claim) -> Tensor:
         """The bound that the region gives; adding its two parts is the last operation that rounds."""
         total = claim.bound.expand(-1, self.size)
@@ -298,6 +317,28 @@ class LinearWalk(Walk):
     def cost_of_sum(self, index: int, A: Tensor) -> Tensor | float:
         bounds = self.bounds
         return bounds.share(1) * bounds.charge(A, bounds.sizes(index)) if bounds.outward else 0.0
+
+
+class _Parallel(LinearWalk):
+    """A walk that takes activations by parallel lines, and what is between them as noise of their own."""
+
+    def __init__(self, bounds: LinearBounds) -> None:
+        super().__init__(bounds)
+        self.noise: list[Tensor] = []  # what every row is moved by, [S, noise]
+
+    def step(self, index: int, A: Tensor) -> Step:
+        node, bounds = self.bounds.graph.nodes[index], self.bounds
+        if not isinstance(node.operator, Elementwise):
+            return super().step(index, A)
+        (before,) = node.inputs
+        rate, middle, radius = parallel_band(node.operator, *bounds.interval(before, node.operator))
+        flat = A.flatten(2)[:, 0]
+        noisy = radius.flatten() > 0
+        self.noise.append(flat[:, noisy] * radius.flatten()[noisy])
+        shift = A * middle
+        # A product for the slope and one for the constant, a sum over all entries.
+        cost = bounds.share(1) * rate.abs() * bounds.sizes(before) + bounds.share(math.prod(node.shape)) * middle.abs()
+        return ((before, A * rate),), shift.flatten(2).sum(-1) - bounds.charge(A, cost)
 
 
 class _Concretised(LinearWalk):

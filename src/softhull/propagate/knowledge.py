@@ -58,9 +58,13 @@ class Knowledge:
             facts[kind] = {i: part for i, part in parts if part is not _LOST}
         return Knowledge(self._structure, facts)
 
+    def handed_on(self) -> Knowledge:
+        """What a later method starts from: the ranges of nodes, which its own walks can only make tighter."""
+        return Knowledge(self._structure, {"rough": self._facts.get("rough", {}) | self._facts.get("interval", {})})
+
     def with_interval(self, index: int, found: Interval) -> Knowledge:
         """Better bounds ``[B, *shape]`` on a node; what follows from them is proved again when asked for."""
-        better = self._met("interval", index, self._met("rough", index, found))
+        better = self.met("interval", index, self.met("rough", index, found))
         return self._renewed(index)._with("interval", index, better)
 
     def with_differences(self, index: int, found: Interval, renew: bool = True) -> Knowledge:
@@ -69,13 +73,14 @@ class Knowledge:
         Without ``renew`` only the planes of this softmax are made again: to prove all that follows takes many walks.
         """
         better = self._renewed(index) if renew else self._without(_RELAXATIONS, {index})
-        return better._with("differences", index, self._met("differences", index, found))
+        return better._with("differences", index, self.met("differences", index, found))
 
     def with_planes(self, index: int, planes: Any) -> Knowledge:
         """Other planes of one softmax."""
         return self._with("planes", index, planes)
 
-    def _met(self, kind: str, index: int, found: Interval) -> Interval:
+    def met(self, kind: str, index: int, found: Interval) -> Interval:
+        """Bounds on a node, met with those of a kind that are known of it."""
         known = self._facts.get(kind, {}).get(index)
         if known is None:
             return found

@@ -19,6 +19,7 @@ from ..graph.rounding import largest
 from . import contraction
 from .free import Free
 from .rules import Backs, step
+from .spread import spread
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
@@ -46,6 +47,18 @@ def _(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, contract:
     return sums, constant
 
 
+def _probabilities(bounds: LinearBounds, index: int) -> int | None:
+    """Which factor of a product holds probabilities, row by row, that mix the lines of the other; None: neither."""
+    node = bounds.graph.nodes[index]
+    operator, rank = node.operator, len(node.shape)
+    if not isinstance(operator, MatMul) or len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
+        return None
+    for side, axis in ((0, rank - 1), (1, rank - 2)):
+        if bounds.structure.rows_are_softmax(node.inputs[side], axis) and node.inputs[1 - side] >= 0:
+            return side
+    return None
+
+
 def _term_by_term(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, free: Free | None) -> Backs:
     """Masked probabilities are left out, for what they may cost, so that nothing behind a mask is walked."""
     node = bounds.graph.nodes[index]
@@ -55,12 +68,50 @@ def _term_by_term(operator: Bilinear, bounds: LinearBounds, index: int, C: Tenso
         if masked is not None:
             lower, upper = intervals[side]
             intervals[side] = lower * ~masked, upper * ~masked
+    mixing = _probabilities(bounds, index) if bounds.joint and free is None else None
+    if mixing is not None and shut[mixing] is None:
+        return _mixed_lines(operator, bounds, index, C, mixing, *intervals)
     backs, constant = _planes(operator, bounds, index, C, free, *intervals)
     for side, masked in enumerate(shut):
         if masked is not None:
             backs = tuple(back * ~masked if i == side else back for i, back in enumerate(backs))
             constant = constant - contraction.cost_of_masked(bounds, index, side, C)
     return backs, constant
+
+
+def _mixed_lines(
+    operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, side: int, x: Interval, y: Interval
+) -> Backs:
+    """The tangent of a product at the centres of its factors, ``side`` of which holds probabilities.
+
+    It leaves out ``sum_ij dp_ij du_ij``, where u_ij is what row i of the coefficients makes of line j of the other one.
+    That is bounded by how far the entries of a line move together, or one by one where that is better.
+    """
+    node = bounds.graph.nodes[index]
+    lines = spread(bounds, node.inputs[1 - side], flipped=side == 1)
+
+    def turned(t: Tensor) -> Tensor:
+        return t.mT if side == 1 else t
+
+    (least, most), (low, high) = (x, y) if side == 0 else (y, x)
+    radius = (most - least) / 2
+    away = torch.maximum(turned(high) - lines.middle, lines.middle - turned(low))
+    rows = turned(C).expand(-1, bounds.size, *C.shape[2:])
+    reach = torch.minimum(lines.reach(rows), rows.abs() @ away.mT)
+    centres = [least + radius, turned(lines.middle)]
+    sizes = [largest(least, most), torch.maximum(largest(low, high), turned(lines.middle).abs())]
+    if side == 1:
+        centres.reverse()
+        sizes.reverse()
+    constant = torch.einsum("sbn,bn->sb", C.flatten(2).expand(-1, bounds.size, -1), operator.value(*centres).flatten(1))
+    constant = constant + (reach * turned(radius)).flatten(2).sum(-1)
+    if bounds.outward:
+        # Sums over the entries of the product and the inner dimension, for the tangent and for what it leaves out.
+        with torch.no_grad():
+            terms = math.prod(node.shape) + radius.shape[-1] + radius.shape[-2] + 16
+            constant = constant + bounds.charge(C, 8 * bounds.share(terms) * operator.value(*sizes))
+    on_x, on_y = (operator.contract(C, k, centres[1 - k].unsqueeze(0)) for k in (0, 1))
+    return (on_x, on_y), -constant
 
 
 def _planes(

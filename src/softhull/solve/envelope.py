@@ -17,6 +17,8 @@ import numpy as np
 from ..errors import InvalidInput, MissingExtra, SofthullError
 
 LARGEST_SIZE = 5
+# Units in the last place of a probability, beside which what its tangent leaves is rounding: chosen, not counted.
+FLAT_UNITS = 64
 GRID_NODES = {1: 129, 2: 65, 3: 17, 4: 9, 5: 7}
 
 # In units of the largest deviation of the function from its tangent plane over the grid.
@@ -78,7 +80,7 @@ class _Program:
         self.spacing = float(nodes[1] - nodes[0])
         self.on_grid = self.deviation(self.grid)
         largest = float(np.max(np.abs(self.on_grid)))
-        self.flat = largest <= 64 * np.finfo(np.float64).eps * self.here
+        self.flat = largest <= FLAT_UNITS * np.finfo(np.float64).eps * self.here
         if not self.flat:
             self.scale = largest
             self.on_grid = self.on_grid / largest

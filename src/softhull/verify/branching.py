@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,8 +43,14 @@ CELLS = SoftmaxBounds(("er",), ("lse",))
 BOXES = 32
 # Where entries that can be cut have a smaller share of the loss than this, other bounds come first.
 HERE = 0.6
+# So many cells are cut before them nevertheless, where cells cost next to nothing and entries that can be cut lose more
+# than what is missing.
+LOOK = 1000
 # Steps and restarts of an attack from where the bound of a cell is attained.
 STEPS, RESTARTS = 20, 1
+
+
+Challenge = Callable[[list[int], list[Any]], None]
 
 
 @stages.register(Branch)
@@ -61,10 +67,9 @@ def _(method: Branch, work: Work) -> Iterator[Any]:
     work.attack_open()
 
     def products() -> None:
-        """Second order, without fitted rows where it is worth less than other work that waits."""
+        """Second order, with fitted rows: they gain more than many cells."""
         if networks.products:
-            fitted = cutting.of_products(walks.bounds[0])
-            for stage in second_order(work, walks, replace(method.second_order, row_fit=fitted)):
+            for stage in second_order(work, walks, method.second_order):
                 work.claims.improve(stage, work.found)
 
     cutting.boxes(cutting.inside(walks.bounds[0], products))
@@ -121,8 +126,7 @@ class _Cutting:
         elsewise: set[int] = set()  # instances that another search tells of
         try:
             search.grow()
-            share = [cells.shares[p] for p in range(len(row)) if search.left(p)]
-            if share and sum(share) / len(share) < HERE:
+            if self._elsewhere_first(search, cells, challenge):
                 elsewhere()
                 for problem, place in enumerate(zip(row.tolist(), instance.tolist())):
                     if self.found.bounds[place] > 0:
@@ -143,6 +147,19 @@ class _Cutting:
         if search.interrupted:
             raise KeyboardInterrupt
         return torch.tensor(search.stuck(), dtype=torch.long, device=instance.device)
+
+    def _elsewhere_first(self, search: Search, cells: CutLeaves, challenge: Challenge | None) -> bool:
+        """Whether other bounds come before more cuts; where these cost next to nothing, after a look at some."""
+
+        def left() -> list[int]:
+            return [problem for problem in range(len(search.roots)) if search.left(problem)]
+
+        share = [cells.shares[problem] for problem in left()]
+        if not share or sum(share) / len(share) >= HERE:
+            return False
+        if cells.short and all(search.bound(problem) + cells.lost[problem] > 0 for problem in left()):
+            search.run(challenge, LOOK)
+        return bool(left())
 
     def of_products(self, bounds: LinearBounds) -> bool:
         """Whether cells by second order pay: many of them fit at once."""
@@ -176,9 +193,7 @@ class _Cutting:
         if self.effort.proofs and search.roots:
             self.found.grown[instance] = search.grown(instance)
 
-    def _challenge(
-        self, search: Search, groups: Sequence[Sequence[int]]
-    ) -> Callable[[list[int], list[Any]], None] | None:
+    def _challenge(self, search: Search, groups: Sequence[Sequence[int]]) -> Challenge | None:
         """Attacks from where open cells are worst; what breaks an instance ends the work on it."""
         if self.effort.attack == "never":
             return None

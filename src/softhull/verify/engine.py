@@ -6,7 +6,7 @@ are made of: ``walks.py``, ``programs.py``, ``branching.py``, ``enumerate.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import singledispatch
 from typing import Any
@@ -16,15 +16,19 @@ from torch import Tensor
 
 from ..deadlines import interrupt, passed, why_stopped
 from ..propagate.crown import OutOfTime
+from ..propagate.knowledge import Knowledge
 from ..propagate.structure import positions
 from .problem import Effort, Problem, Solution, Tried
 
 
-def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
-    """Bounds and attacks on one batch; a deadline or an interrupt leaves the best found so far."""
+def solve(problem: Problem, method: Any, effort: Effort, knowledge: Sequence[Knowledge] = ()) -> Solution:
+    """Bounds and attacks on one batch; a deadline or an interrupt leaves the best found so far.
+
+    ``knowledge``: what is proved of the nodes of every graph already, such as that of another solution.
+    """
     with torch.no_grad():
         problem = replace(problem, networks=problem.networks.over(problem.region))
-    work = Work(problem, effort)
+    work = Work(problem, effort, knowledge)
     try:
         with torch.no_grad():
             if effort.attack == "always":
@@ -46,11 +50,12 @@ def solve(problem: Problem, method: Any, effort: Effort) -> Solution:
 class Work:
     """A problem that is being solved: what is found by now, and what is left to do."""
 
-    def __init__(self, problem: Problem, effort: Effort) -> None:
+    def __init__(self, problem: Problem, effort: Effort, knowledge: Sequence[Knowledge] = ()) -> None:
         self.problem, self.effort = problem, effort
         self.claims = problem.claims
         with torch.no_grad():
             self.found = problem.nothing_known()
+        self.found.knowledge = tuple(knowledge)
         self.instances = positions(problem.start)  # those that a method looks at first
         self.tolerance = 0.0  # a gap of this share of a number is not worth more work
 

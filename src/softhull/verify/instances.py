@@ -64,11 +64,13 @@ def answer_all(
     size: int,
     workers: int | str | None = None,
     progress: Progress | None = None,
+    ease: Tensor | None = None,
 ) -> Answers[R]:
     """Records of some instances, at most ``size`` of which are worked on at once.
 
     ``workers`` processes share them, ``"auto"``: one per CPU if the work proves to be long, None:
-    this process works alone. Within, Ctrl-C is a deadline that has passed.
+    this process works alone. Within, Ctrl-C is a deadline that has passed. ``ease``: of every instance there is, a
+    number that is low where it may take long; workers begin with these, so that none is left with one in the end.
     """
     if not (workers in (None, "auto") or (isinstance(workers, int) and workers >= 1)):
         raise InvalidInput(f"workers must be a whole number of at least 1 or 'auto', got {workers!r}")
@@ -89,7 +91,10 @@ def answer_all(
             # By CPU time: on a busy machine more processes gain nothing.
             rest = (time.process_time() - cpu) / len(records) * len(left)
             workers = available_cores() if rest > _WORTH_WORKERS else None
-        batches = _batches(left, size) if isinstance(workers, int) else list(left.split(size)) if len(left) else []
+        if isinstance(workers, int):
+            batches = _batches(left if ease is None else left[ease[left].argsort(stable=True)], size, ease is not None)
+        else:
+            batches = list(left.split(size)) if len(left) else []
         if isinstance(workers, int) and workers > 1 and len(batches) > 1:
             for found, spent in _by_workers(asked, batches, workers):
                 elsewhere += spent
@@ -101,13 +106,19 @@ def answer_all(
     return Answers(records, time.process_time() - cpu + elsewhere, time.monotonic() - began, stopped)
 
 
-def _batches(instances: Tensor, most: int) -> list[Tensor]:
-    """Batches of at most this size, smaller ones at the end: no worker is long at work when the others are done."""
+def _batches(instances: Tensor, most: int, hardest_first: bool) -> list[Tensor]:
+    """Batches of at most this size, smaller ones at the end: no worker is long at work when the others are done.
+
+    Where the hardest are first, these batches are small ones, too: they are most of the work.
+    """
     count = len(instances)
     size = min(most, max(math.ceil(count / _BATCHES), min(_SMALLEST, math.ceil(count / _FEWEST))))
     found: list[Tensor] = []
+    grown = _SMALLEST if hardest_first else size
     while left := len(instances):
-        found.append(instances[: size if left > 2 * size else max(math.ceil(size / 2), math.ceil(left / 4))])
+        fitting = size if left > 2 * size else max(math.ceil(size / 2), math.ceil(left / 4))
+        found.append(instances[: min(grown, fitting)])
+        grown = min(size, math.ceil(1.5 * grown))
         instances = instances[len(found[-1]) :]
     return found
 

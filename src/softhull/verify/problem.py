@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..branch.tree import Grown
 from ..graph.graph import Graph
+from ..propagate.knowledge import Knowledge
 from ..propagate.optimize import Apart, Chosen
 from ..regions import Region
 from .ensemble import Joined, Layered
@@ -52,6 +53,8 @@ class Solution:
     bounds: Tensor  # [S, B], certified lower bounds on what is claimed
     attack: Tensor  # [B], the smallest margin that an attack reached, infinite where there was none
     worst: Tensor  # [B, *input_shape], where
+    # By graph: what walks proved of its nodes, over all instances; a later walk starts from it.
+    knowledge: tuple[Knowledge, ...] = ()
     stopped: str = ""  # why the work was cut short, if it was
     notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
     cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut

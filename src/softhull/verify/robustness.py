@@ -356,6 +356,16 @@ class _Asked:
         width = self.networks.graphs[0].structure.width(len(self.case.graph.nodes) - 1)
         return min(_BATCH, max(1, self.effort.memory // (8 * 4 * width)))
 
+    def ease(self) -> Tensor | None:
+        """How far unperturbed inputs are ahead of their rivals; None where a budget may end before they are all done.
+
+        What is nearest takes longest, and must not take all there is.
+        """
+        if not self.margins.groups or self.limits.deadline < math.inf:
+            return None
+        ahead = (self.margins.rows * self.case.outputs).sum(-1) - self.margins.offsets
+        return self.margins.best_rows(ahead)[0].amin(0)
+
     def apart(self, batch: Tensor) -> list[Tensor]:
         return [batch[part.to(batch.device)] for part in self.networks.alike(self.region.take(batch))]
 
@@ -378,7 +388,7 @@ def _result(asked: _Asked, workers: int | str | None, progress: Progress | None 
     ``share``: how much of the time that is left may be spent on cutting.
     """
     case = asked.case
-    found = answer_all(asked, case.correct.nonzero()[:, 0], asked.size, workers, progress)
+    found = answer_all(asked, case.correct.nonzero()[:, 0], asked.size, workers, progress, asked.ease())
     wrong = {i: case.record(i, Verdict.MISCLASSIFIED) for i in (~case.correct).nonzero()[:, 0].tolist()}
     records = tuple((found.records | wrong)[i] for i in range(len(case.x)))
     result = Result(records, found.cpu_seconds, found.seconds, found.interrupted, asked.method.rounding)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
+from ..branch.cut_leaves import CutLeaves
 from ..errors import InvalidInput, SofthullError
 from ..graph.operator import Bilinear, Elementwise, Interval
 from ..graph.ops.normalize import Normalized
@@ -24,12 +25,13 @@ from ..graph.rounding import share, underflow
 from ..propagate import softmax_steps as softmaxes
 from ..propagate.account import account
 from ..propagate.crown import LinearBounds
+from ..propagate.knowledge import Knowledge
 from ..propagate.methods import Auto, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.sharpen import sharpened
-from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic
+from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic, sum_below
 from ..propagate.second_order.sums import sum_of
 from ..propagate.structure import pieces, positions
 from .engine import Work, stages
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
 
 # The ways in which a stage may bound a row.
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
-ASCENDED = "second order, gradient"
+ASCENDED, FUNCTIONS = "second order, gradient", "functions between activations"
+# What activations lose is looked at alone where it is this share of all.
+MOSTLY = 0.5
 # A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
 # classes ends with its proof, but one about a score would go on through every stage for digits that nobody reads.
 SETTLED = 1e-3
@@ -91,6 +95,9 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     work.attack_open()
     before = work.claims.least(work.found)
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
+    # A time limit says that somebody waits. There is no certificate of what functions between activations prove.
+    if work.claims.ends and work.effort.deadline < math.inf and not work.effort.proofs:
+        yield from by_functions(work, walks)
     yield from second_order(work, walks, second, curved, method.optimize > 0)
     if method.optimize:
         stayed = ~(work.claims.least(work.found) > before)
@@ -144,6 +151,16 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
     return curved, moving
 
 
+def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
+    """Gradient steps on the lines of activations where these lose most of what the worst open rows lose."""
+    claims, (bounds,) = cast("Margins", work.claims), walks.bounds
+    row, instance = claims.worst_rows(work.found)
+    found = account(bounds, claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape), walks.places(instance))
+    left = instance[found.lost((Elementwise,)) >= MOSTLY * (found.value - found.bound)].sort().values
+    if len(left):
+        yield Shortened(walks.graphs, left, walks.among(left).bounds, (FUNCTIONS,))
+
+
 def second_order(
     work: Work, walks: Walks, method: SecondOrder, among: Tensor | None = None, ascend: bool = False
 ) -> Iterator[Walks]:
@@ -195,15 +212,20 @@ def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor |
 def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None) -> Walks:
     """Linear walks for some instances; where they are not named, a first look at all."""
     here, region = work.instances if instances is None else instances, work.problem.region
-    region = region if len(here) == region.size else region.take(here)
-    graphs, found = networks_of(work).graphs, []
-    for each in graphs:
-        bounds = LinearBounds(each.graph, region, method, each.structure, work.effort.memory, work.effort.deadline)
+    whole = len(here) == region.size
+    region = region if whole else region.take(here)
+    graphs, found, effort = networks_of(work).graphs, [], work.effort
+    known = work.found.knowledge or tuple(Knowledge(each.structure) for each in graphs)
+    for each, start in zip(graphs, known):
+        start = (start if whole else start.take(here)).handed_on()
+        bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline, start)
         bounds.check_time()
         bounds.prepare(len(each.graph.nodes) - 1)
         for index in each.softmaxes:
             bounds.differences(index)
         found.append(bounds)
+    if whole:
+        work.found.knowledge = tuple(bounds.knowledge.handed_on() for bounds in found)
     walks = Walks(graphs, here, tuple(found), (LINEAR,), instances is None)
     return walks.knowing(found, work.found.worst[here])
 
@@ -330,6 +352,27 @@ class Walks:
     def choices(self, places: Tensor) -> dict[str, Any]:
         """What was chosen for some of the instances, for certificates."""
         return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Shortened(Walks):
+    """Gradient steps on the lines of activations alone: all that is between them is passed once."""
+
+    dear: ClassVar[bool] = True
+
+    def lower(
+        self,
+        way: str,
+        rows: Tensor,
+        places: Tensor | None = None,
+        target: Tensor | None = None,
+        number: int = 0,
+    ) -> Tensor:
+        assert places is not None
+        assert target is not None
+        flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
+        found = CutLeaves(self.bounds[number], places, flat, target[0], sharpen=True).roots()
+        return sum_below(target[0].new_tensor([each.bound for each in found]), target[0])[None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,7 +86,7 @@ def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = Fa
         proof.products = "planes"
         with proof.following(partial(paired, proof)):
             proof.claim_difference(view, label, rivals[0])
-        second_order = SecondOrder(proof, [view])
+        second_order = SecondOrder.claimed(proof, [view])
         for rival in rivals:
             second_order.lead(view, label, rival)
         if any(isinstance(node, Kink) for node in proof.networks.nodes):

@@ -165,6 +165,25 @@ def test_low_rank_agrees_with_dense(scale, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_the_matrix_does_not_see_cost_nothing(dtype):
+    """The bound is that of the problem without these rows, be they among others or alone with a noise number."""
+    rng = np.random.default_rng(7)
+    U = torch.zeros(10, 6, 11, dtype=dtype)
+    U[:, :4, :9] = torch.from_numpy(rng.normal(size=(10, 4, 9)))
+    U[:, 4, 9] = U[:, 5, 10] = 1.0
+    seen = torch.tensor([0, 2, 5])
+    C = torch.zeros(10, 6, 6, dtype=dtype)
+    own = torch.from_numpy(rng.normal(size=(10, 3, 3)) / 9).to(dtype)
+    C[:, seen[:, None], seen] = own + own.mT
+    linear = torch.from_numpy(rng.normal(size=(10, 11))).to(dtype)
+    pursuit = Pursuit(12, torch.full((10,), torch.inf, dtype=dtype))
+    value, _ = maximise(LowRankQuadratic.of(linear, U, C), pursuit)
+    without, _ = maximise(LowRankQuadratic.of(linear, U[:, seen], C[:, seen[:, None], seen]), pursuit)
+    torch.testing.assert_close(value, without, rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=0)
+    assert bool((value <= _values(linear, U.mT @ C @ U, _corners(11, dtype)).amin(1)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ball", [None, torch.arange(13) < 6])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
 def test_parts_that_share_no_noise_agree_with_the_whole(scale, ball, dtype):

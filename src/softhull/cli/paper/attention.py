@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import (
-    NumberList,
-    console,
-    is_stdout,
-    json_option,
-    out_option,
-    threads_option,
-    together,
-    use_threads,
-    with_progress,
-    write_json,
-)
+from ..options import NumberList, json_option, out_option, threads_option, together, use_threads
+from ..output import console, is_stdout, with_progress, write_json
 
 if TYPE_CHECKING:
     from ...paper.attention import AttentionStudy, Experiment

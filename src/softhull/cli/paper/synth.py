@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..options import out_folder_option, with_progress, workers_option
+from ..options import out_folder_option, workers_option
+from ..output import with_progress
 
 if TYPE_CHECKING:
     from ...paper.synth import SynthStudy

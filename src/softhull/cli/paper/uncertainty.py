@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ..options import console, out_folder_option, threads_option, use_threads, with_progress
+from ..options import out_folder_option, threads_option, use_threads
+from ..output import console, with_progress
 
 
 @click.command("uncertainty", short_help="Section 7.1: certified scores of ensembles.")

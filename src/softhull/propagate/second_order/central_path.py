@@ -9,11 +9,19 @@ is never further below it than ``2 n mu``. With ``x = M^-1 l / 2`` and ``W = M^-
 ``x^2 - 1 + mu (diag W + 1 / d)`` and minus its second derivative ``W * (2 x x' + mu W) + mu / d^2``, so that a step
 takes three factorisations. Fixed points of single multipliers are cheaper, but stop short of the maximum wherever M is
 nearly singular in a direction of many of them.
+
+Cuts are further quadratics ``c + g . eps + eps'G eps`` that are at most zero wherever the bound has to hold. Any
+multiple ``b >= 0`` of them may be added, so that ``b`` are multipliers as ``d`` are (which belong to ``eps_i^2 - 1``):
+``M = diag(d) + B + sum b G``, ``l`` becomes ``l + sum b g``, and the dual gains ``sum b c``. With ``u = G x - g / 2``
+the slope in b is ``c - g . x + x'G x + mu (tr WG + 1 / b)``; minus the second derivatives are
+``2 u'W u + mu tr WGWG + mu / b^2`` and, with those of d, ``2 x * W u + mu diag WGW``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,66 +30,218 @@ from torch import Tensor
 # definite, then a little further inside, where the path is for this share of them as mu.
 _SHARE, _GROW, _INSIDE, _FIRST = 0.1, 1.4, 1.2, 0.4
 # A step is near the path where its length in the metric of f is below this, and then mu shrinks.
-_NEAR, _SHRINK = 3.0, 0.2
-# Steps end short of where a multiplier or a factorisation fails.
-_SHORT, _BACK, _TRIES = 0.9, 0.6, 10
+_NEAR, _SHRINK = 2.0, 0.2
+# Steps end short of where a multiplier fails, and are shortened until f rises.
+_SHORT, _BACK, _TRIES = 0.9, 0.5, 12
+# Bytes of the matrices that are worked on at once: they should stay near the processor.
+_CACHE = 1 << 20
+# Where another problem that is nearly the same begins: what is left to gain is this share of the value.
+_START = 0.1
 
 
-def followed(linear: Tensor, B: Tensor, steps: Tensor, target: Tensor, enough: float) -> Tensor:
-    """Multipliers ``[P, n]`` by at most ``steps [P]`` steps each; NaN where none were found.
+@dataclass(frozen=True)
+class Cuts:
+    """Quadratics that are at most zero: constants ``[P, C]``, slopes ``[P, C, n]``, and ``G = V'S V`` of few rows.
 
-    Work on one ends when its dual exceeds its ``target [P]``, or when what is left to gain is a share ``enough`` of it.
+    ``V [P, C, r, n]``, symmetric ``S [P, C, r, r]``.
     """
+
+    constant: Tensor
+    linear: Tensor
+    factors: Tensor
+    matrix: Tensor
+
+    @staticmethod
+    def none(linear: Tensor) -> Cuts:
+        """No cuts, of problems with slopes ``[P, n]``."""
+        P, n = linear.shape
+        nothing = (P, 0), (P, 0, n), (P, 0, 0, n), (P, 0, 0, 0)
+        return Cuts(*(linear.new_zeros(shape) for shape in nothing))
+
+    def take(self, which: Tensor) -> Cuts:
+        """The cuts of some of the problems."""
+        return Cuts(self.constant[which], self.linear[which], self.factors[which], self.matrix[which])
+
+    def total(self, b: Tensor) -> Tensor:
+        """``sum b G`` ``[P, n, n]`` for multiples ``b [P, C]``."""
+        return self.factors.flatten(1, 2).mT @ (b[..., None, None] * self.matrix @ self.factors).flatten(1, 2)
+
+    def along(self, x: Tensor) -> Tensor:
+        """``G x`` ``[P, C, n]`` at a point ``[P, n]`` each."""
+        met = self.matrix @ (self.factors @ x[:, None, :, None])
+        return (met.mT @ self.factors)[..., 0, :]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A point of the path, not far along it: ``d [P, n]``, ``b [P, C]`` and ``mu [P]``, NaN where there is none."""
+
+    d: Tensor
+    b: Tensor
+    mu: Tensor
+
+    def take(self, which: Tensor) -> Begun:
+        """The points of some of the problems."""
+        return Begun(self.d[which], self.b[which], self.mu[which])
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """``d [P, n]`` (NaN where none were found), those of cuts ``b [P, C]``, and the minimiser ``x [P, n]`` of M.
+
+    ``begun``: where problems that are nearly the same may begin.
+    """
+
+    d: Tensor
+    b: Tensor
+    x: Tensor
+    begun: Begun
+
+    @staticmethod
+    def together(parts: Sequence[Multipliers]) -> Multipliers:
+        """Those of several groups of problems as one."""
+        d, b, x = (torch.cat([getattr(part, name) for part in parts]) for name in ("d", "b", "x"))
+        begun = (torch.cat([getattr(part.begun, name) for part in parts]) for name in ("d", "b", "mu"))
+        return Multipliers(d, b, x, Begun(*begun))
+
+
+def followed(
+    linear: Tensor,
+    B: Tensor,
+    steps: Tensor,
+    target: Tensor,
+    enough: float,
+    cuts: Cuts | None = None,
+    hopeless: float = math.inf,
+    begun: Begun | None = None,
+) -> Multipliers:
+    """Multipliers by at most ``steps [P]`` steps each.
+
+    Work on one ends when its dual exceeds its ``target [P]``, when what is left to gain is a share ``enough`` of it, or
+    when ``hopeless`` times that is less than what is missing.
+    """
+    cuts = Cuts.none(linear) if cuts is None else cuts
+    together = max(1, _CACHE // (linear.element_size() * linear.shape[1] ** 2))
+    if len(linear) > together:
+        parts = []
+        for some in torch.arange(len(linear), device=linear.device).split(together):
+            first = None if begun is None else begun.take(some)
+            given = linear[some], B[some], steps[some], target[some]
+            parts.append(followed(*given, enough, cuts.take(some), hopeless, first))
+        return Multipliers.together(parts)
     # For a large mu all multipliers on the path are nearly equal; a start with unequal ones is far from it.
     d = (_SHARE * (B.abs().sum(-1) + linear.abs() / 2).amax(-1, keepdim=True)).expand(linear.shape)
-    info = torch.ones(len(d), device=d.device)
+    rows = cuts.factors.abs().sum(-1, keepdim=True)
+    reach = cuts.constant.abs() + cuts.linear.abs().sum(-1) + (rows.mT @ cuts.matrix.abs() @ rows)[..., 0, 0]
+    b = _FIRST * d[:, :1] / torch.where(reach > 0, reach, 1.0)
+    warm = torch.zeros(len(d), dtype=torch.bool, device=d.device)
+    mu = torch.zeros_like(d[:, 0])
+    if begun is not None:
+        warm = begun.mu.isfinite() & begun.d.isfinite().all(-1)
+        mu = torch.where(warm, begun.mu, mu)
+        d = torch.where(warm[:, None], begun.d, d)
+        fresh = mu[:, None] / torch.where(reach > 0, reach, 1.0)
+        b = torch.where(warm[:, None], torch.where(begun.b > 0, begun.b, fresh), b)
+    B = B + cuts.total(b)
     for _ in range(_TRIES):
-        _, info = torch.linalg.cholesky_ex(B + torch.diag_embed(d))
+        factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(d))
         if not bool((info != 0).any()):
             break
         d = torch.where((info != 0)[:, None], _GROW * d, d)
-    d = _INSIDE * d
-    best, best_value = torch.full_like(d, math.nan), linear.new_full(linear.shape[:1], -math.inf)
-    mu = _FIRST * d.mean(-1)
-    active = torch.arange(len(linear), device=linear.device)
+        mu = torch.where(info != 0, _GROW * mu, mu)
+    d = torch.where(warm[:, None], d, _INSIDE * d)
+    mu = torch.where(warm, mu, _FIRST * d.mean(-1))
     factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(d))
+    best = Multipliers(
+        torch.full_like(d, math.nan),
+        torch.zeros_like(b),
+        torch.zeros_like(d),
+        Begun(torch.full_like(d, math.nan), torch.zeros_like(b), torch.full_like(mu, math.nan)),
+    )
+    best_value = linear.new_full(linear.shape[:1], -math.inf)
+    active = torch.arange(len(linear), device=linear.device)
+    on_path = torch.zeros_like(active, dtype=torch.bool)
     for taken in range(1, int(steps.max()) + 2):
-        l, W = linear[active], torch.cholesky_inverse(_usable(factor, info))  # noqa: E741
+        l = linear[active] + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
+        W = torch.cholesky_inverse(_usable(factor, info))
         x = (W @ l[..., None])[..., 0] / 2
-        value = -(d.sum(-1) + (l * x).sum(-1) / 2)
+        value = (b * cuts.constant).sum(-1) - (d.sum(-1) + (l * x).sum(-1) / 2)
         better = (info == 0) & (value > best_value[active])
-        best[active[better]], best_value[active[better]] = d[better], value[better]
-        more = (info == 0) & ~(value > target[active]) & (steps[active] >= taken)
-        more &= 2 * d.shape[-1] * mu > enough * value.abs()
+        where = active[better]
+        best.d[where], best.b[where], best.x[where], best_value[where] = d[better], b[better], -x[better], value[better]
+        gap = (2 * d.shape[-1] + b.shape[-1]) * mu
+        early = (info == 0) & ((gap > _START * value.abs()) | best.begun.mu[active].isnan())
+        where = active[early]
+        best.begun.d[where], best.begun.b[where], best.begun.mu[where] = d[early], b[early], mu[early]
+        missing = target[active] - value
+        more = (info == 0) & ~(missing < 0) & (steps[active] >= taken) & (gap > enough * value.abs())
+        more &= ~(missing > hopeless * gap) | ~on_path
         left = more.nonzero()[:, 0]
         if not len(left):
             break
-        active, d, x, W, mu = active[left], d[left], x[left], W[left], mu[left]
-        d, factor, info, mu = _step(B[active], d, x, W, mu)
+        if len(left) < len(active):
+            active, d, b, x, W, mu, B, factor = (t[left] for t in (active, d, b, x, W, mu, B, factor))
+            cuts = cuts.take(left)
+        height = _height(linear[active], cuts, d, b, factor, mu)
+        d, b, B, factor, info, mu, on_path = _step(linear[active], B, cuts, d, b, x, W, mu, height)
     return best
 
 
-def _step(B: Tensor, d: Tensor, x: Tensor, W: Tensor, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Multipliers after one step, a factor of their M and whether it is one, and the next mu."""
-    m = mu[:, None]
+def _height(linear: Tensor, cuts: Cuts, d: Tensor, b: Tensor, factor: Tensor, mu: Tensor) -> Tensor:
+    """f ``[P]`` by a factor of M."""
+    l = linear + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
+    half = torch.linalg.solve_triangular(factor, l[..., None], upper=False)[..., 0]
+    barrier = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + d.log().sum(-1) + b.log().sum(-1)
+    return (b * cuts.constant).sum(-1) - d.sum(-1) - half.square().sum(-1) / 4 + mu * barrier
+
+
+def _step(
+    linear: Tensor, B: Tensor, cuts: Cuts, d: Tensor, b: Tensor, x: Tensor, W: Tensor, mu: Tensor, height: Tensor
+) -> tuple[Tensor, ...]:
+    """Multipliers after one step, B with the cuts, a factor of M and whether it is one, the next mu, and whether they
+    were next to the path. ``B`` is that with the multiples ``b`` of the cuts, ``height`` is f."""
+    m, n, C = mu[:, None], d.shape[-1], b.shape[-1]
     slope = x.square() - 1 + m * (W.diagonal(dim1=-2, dim2=-1) + 1 / d)
     bent = W * (2 * x[:, :, None] * x[:, None] + m[..., None] * W) + torch.diag_embed(m / d.square())
+    if C:
+        V, S, r = cuts.factors.flatten(1, 2), cuts.matrix, cuts.matrix.shape[-1]
+        VW = V @ W  # [P, C r, n]
+        inner = (VW @ V.mT).unflatten(2, (C, r)).unflatten(1, (C, r))  # [P, C, r, C, r]
+        VW, Gx = VW.unflatten(1, (C, r)), cuts.along(x)
+        SVW = S @ VW
+        u = Gx - cuts.linear / 2
+        Wu = u @ W
+        # S_i V_i W V_j', of which traces are taken: [P, i, j, r, r]
+        met = S[:, :, None] @ inner.transpose(2, 3)
+        trace = met.diagonal(dim1=1, dim2=2).diagonal(dim1=1, dim2=2).sum(-1)
+        on_cuts = cuts.constant - ((cuts.linear - Gx) * x[:, None]).sum(-1) + m * (trace + 1 / b)
+        mixed = 2 * x[:, None] * Wu + m[..., None] * (SVW * VW).sum(-2)  # [P, C, n]
+        pairs = (met * met.transpose(1, 2).mT).sum((-2, -1))  # tr W G_i W G_j
+        own = 2 * u @ Wu.mT + m[..., None] * (pairs + pairs.mT) / 2 + torch.diag_embed(m / b.square())
+        slope = torch.cat((slope, on_cuts), 1)
+        bent = torch.cat((torch.cat((bent, mixed.mT), 2), torch.cat((mixed, own), 2)), 1)
+    both = torch.cat((d, b), 1)
     half, info = torch.linalg.cholesky_ex(bent)
     step = torch.cholesky_solve(slope[..., None], _usable(half, info))[..., 0]
-    step = torch.where(((info == 0) & step.isfinite().all(-1))[:, None], step, 0.1 * d)
+    step = torch.where(((info == 0) & step.isfinite().all(-1))[:, None], step, 0.1 * both)
     length = ((slope * step).sum(-1) / mu).clamp(min=0).sqrt()
     falling = step < 0
-    share = torch.where(falling, -_SHORT * d / torch.where(falling, step, -1.0), math.inf).amin(-1).clamp(max=1)
+    share = torch.where(falling, -_SHORT * both / torch.where(falling, step, -1.0), math.inf).amin(-1).clamp(max=1)
+    turn = cuts.total(step[:, n:])
     for _ in range(_TRIES):
-        moved = d + share[:, None] * step
-        factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(moved))
-        if not bool((info != 0).any()):
+        new_d, new_b = (both + share[:, None] * step).split((n, C), 1)
+        factor, info = torch.linalg.cholesky_ex(B + share[:, None, None] * turn + torch.diag_embed(new_d))
+        failed = (info != 0) | ~(_height(linear, cuts, new_d, new_b, factor, mu) >= height - 1e-9 * height.abs())
+        if not bool(failed.any()):
             break
-        share = torch.where(info != 0, _BACK * share, share)
-    else:  # nowhere near: stay, and come from further inside
-        moved = torch.where((info != 0)[:, None], 1.1 * d, moved)
-        factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(moved))
-    return moved, factor, info, torch.where(length < _NEAR, _SHRINK * mu, torch.where(share > _SHORT, mu / 2, mu))
+        share = torch.where(failed, _BACK * share, share)
+    share = torch.where(failed, 0.0, share)
+    B, d, b = B + share[:, None, None] * turn, d + share[:, None] * step[:, :n], b + share[:, None] * step[:, n:]
+    if bool(failed.any()):  # nowhere near: stay, and come from further inside
+        d = torch.where(failed[:, None], 1.1 * d, d)
+        factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(d))
+    smaller = torch.where((length < _NEAR) & (share == 1), _SHRINK * mu, torch.where(share > _SHORT, mu / 2, mu))
+    return d, b, B, factor, info, smaller, length < 1
 
 
 def _usable(factor: Tensor, info: Tensor) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...graph.operator import Interval
 from ...graph.rounding import share
 from .affine_form import Basis
 from .logits import LogitRows
@@ -16,21 +20,75 @@ if TYPE_CHECKING:
     from .specification import Quadratic
 
 
+# Where differences of logits have become narrower by less than this share, fits are as good as before.
+_SAME = 0.02
+# And where weights have changed by less than this share of how far they are apart.
+_ALIKE = 1e-3
+
+
+@dataclass(frozen=True)
+class KnownFits:
+    """Fits of the rows of one softmax over a region, for regions inside of it: ``[B, R, ...]`` each.
+
+    ``phi(d) >= value + slope . y + y'matrix y`` for ``y = d - centre``, where d are the differences of all logits to
+    the ``reference``, in their order, as long as all differences are within ``differences [B, R, K, K]``, and phi has
+    the ``weights [B, R, K]``.
+    """
+
+    weights: Tensor
+    differences: Interval
+    reference: Tensor
+    centre: Tensor
+    value: Tensor
+    slope: Tensor
+    matrix: Tensor
+
+    def take(self, instances: Tensor) -> KnownFits:
+        """The fits of some of the instances."""
+        low, high = (end[instances] for end in self.differences)
+        parts = self.weights, self.reference, self.centre, self.value, self.slope, self.matrix
+        weights, reference, centre, value, slope, matrix = (part[instances] for part in parts)
+        return KnownFits(weights, (low, high), reference, centre, value, slope, matrix)
+
+    @staticmethod
+    def together(fits: Sequence[KnownFits]) -> KnownFits:
+        """Fits of several regions, each of one instance or more, as one."""
+
+        def joined(name: str) -> Tensor:
+            return torch.cat([getattr(fit, name) for fit in fits])
+
+        low, high = (torch.cat([fit.differences[side] for fit in fits]) for side in (0, 1))
+        names = ("reference", "centre", "value", "slope", "matrix")
+        return KnownFits(joined("weights"), (low, high), *(joined(name) for name in names))
+
+
 class FittedRows:
     """All rows of one softmax met with coefficients ``A [P, *shape]`` on its probabilities.
 
     In every row the last of a chosen order is the reference; ``y_j`` is the difference of a logit to it, less its
-    centre: ``y = slopes z + radius e`` with one fresh noise number e for each remainder.
+    centre: ``y = slopes z + radius e`` with one fresh noise number e for each remainder. Rows whose differences are as
+    wide as those of ``known`` fits take these.
     """
 
-    def __init__(self, A: Tensor, axis: int, logits: LogitRows, z: Tensor) -> None:
+    def __init__(self, A: Tensor, axis: int, logits: LogitRows, z: Tensor, known: KnownFits | None = None) -> None:
         self.logits = logits
         self.axis = axis
         at, (low, high) = logits.at, logits.differences
         P, R, K = at.shape
         weights = A.movedim(axis + 1, -1).expand(P, *A.shape[1 : axis + 1], *A.shape[axis + 2 :], K).reshape(P, R, K)
+        self.weights = weights
         # The reference whose differences to the others have the smallest box.
         reference = (high - low).clamp(min=1e-12).log().sum(-1).argmin(-1)
+        again = torch.ones(P, R, dtype=torch.bool, device=at.device)
+        if known is not None:
+            low, high = torch.maximum(low, known.differences[0]), torch.minimum(high, known.differences[1])
+            low, high = torch.minimum(low, high), torch.maximum(low, high)
+            before = known.differences[1] - known.differences[0]
+            again = (high - low < (1 - _SAME) * before).flatten(2).any(-1) | ~known.value.isfinite()
+            changed = (weights - known.weights).abs().amax(-1)
+            again |= changed > _ALIKE * (weights.amax(-1) - weights.amin(-1))
+            reference = torch.where(again, reference, known.reference)
+        self.differences, self.reference = (low, high), reference
         order = torch.arange(K, device=at.device).expand(P, R, K)
         last = order == K - 1
         order = torch.where(last, reference[..., None], torch.where(order == reference[..., None], K - 1, order))
@@ -62,10 +120,50 @@ class FittedRows:
         def flat(t: Tensor) -> Tensor:
             return t.flatten(0, 1)
 
-        fit = fit_rows(
-            flat(arranged(weights)), flat(base), flat(lower), flat(upper), (flat(apart[0]), flat(apart[1])), flat(point)
+        m = K - 1
+        self.value = at.new_full((P, R), -math.inf)
+        self.slope, self.matrix = at.new_zeros(P, R, m), at.new_zeros(P, R, m, m)
+        if known is not None:
+            self._take(known, ~again)
+        if bool(again.any()):
+            chosen = again.flatten()
+            rows = (arranged(weights), base, lower, upper, apart[0], apart[1], point)
+            A_, base_, lower_, upper_, least, most, point_ = (flat(t)[chosen] for t in rows)
+            fit = fit_rows(A_, base_, lower_, upper_, (least, most), point_)
+            self.value[again], self.slope[again], self.matrix[again] = fit.value, fit.slope, fit.matrix
+
+    def _take(self, known: KnownFits, rows: Tensor) -> None:
+        """Known fits for some rows, around centres that may be others now and for weights that may be, too.
+
+        Probabilities add up to one, so that other weights change phi by at most their largest change.
+        """
+        moved = self.centre - known.centre
+        bent = (known.matrix @ moved[..., None])[..., 0]
+        changed = (self.weights - known.weights).abs()
+        terms = known.value.abs() + (moved.abs() * (known.slope.abs() + known.matrix.abs().sum(-1) * moved.abs())).sum(
+            -1
         )
-        self.value, self.slope, self.matrix = (t.unflatten(0, (P, R)) for t in (fit.value, fit.slope, fit.matrix))
+        size = terms + changed.amax(-1) + self.weights.abs().amax(-1) + known.weights.abs().amax(-1)
+        value = known.value + (moved * (known.slope + bent)).sum(-1) - changed.amax(-1)
+        slope = known.slope + 2 * bent
+        # A centre that is off by a rounding moves along slopes; slopes that are, along the whole box.
+        reach = torch.maximum(*(end.abs().flatten(2).amax(-1) for end in self.differences)) + self.centre.abs().amax(-1)
+        steep = (known.slope.abs() + 2 * known.matrix.abs().sum(-1) * (moved.abs() + reach[..., None])).sum(-1)
+        slack = share(16 + 8 * moved.shape[-1], value.dtype) * (size + steep * (reach + known.centre.abs().amax(-1)))
+        self.value[rows], self.slope[rows], self.matrix[rows] = (value - slack)[rows], slope[rows], known.matrix[rows]
+
+    def known(self) -> KnownFits:
+        """These fits for regions inside of this one."""
+        return KnownFits(
+            self.weights, self.differences, self.reference, self.centre, self.value, self.slope, self.matrix
+        )
+
+    def losses(self, z: Tensor) -> Tensor:
+        """How far the fits are below what they bound ``[P, R]`` where the basis is ``z [P, r]``, to nearest."""
+        y = (self.slopes @ z[:, None, : self.slopes.shape[-1], None])[..., 0]
+        p = torch.nn.functional.pad(self.centre + y, (0, 1)).softmax(-1)
+        bent = (y * (self.slope + (self.matrix @ y[..., None])[..., 0])).sum(-1)
+        return (p * self.weights.gather(-1, self.order)).sum(-1) - self.value - bent
 
     def linear(self, shape: torch.Size) -> tuple[tuple[Tensor], Tensor]:
         """Coefficients ``[1, P, *shape]`` on the logits, and the constant."""

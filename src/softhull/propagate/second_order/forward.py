@@ -82,6 +82,8 @@ class Forms:
         self._refuse_beyond(bounds.region.lower.element_size() * size * size, "the input")
         form, basis, self.noise = input_form(bounds.region)
         self.noise_count = basis.noise
+        # What every noise number stands for, -1 for nothing: an input, or an entry of what was relaxed, out of so many.
+        self._names, self.entries = torch.arange(size, device=bounds.region.lower.device)[None], size
         self.bases = {0: basis}
         self.current = 0
         self.factors: dict[int, Factors] = {}
@@ -243,6 +245,14 @@ class Forms:
         radius = self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape)
         return radius + form.error + self.share(form.slope.shape[1]) * form.spread(self.basis)
 
+    @property
+    def names(self) -> Tensor | None:
+        """What every noise number stands for ``[B or 1, n]``, the same in all regions of a network; -1 for nothing.
+
+        None where noise was merged.
+        """
+        return self._names if self._names.shape[1] == self.noise_count else None
+
     def share(self, operations: int) -> float:
         """The relative error of so many operations in the dtype of the forms."""
         return share(operations, self.basis.map.dtype)
@@ -300,6 +310,7 @@ class Forms:
         flat = radius.flatten(1)
         fresh = flat > 0
         count = int(fresh.sum(1).max()) if flat.numel() else 0
+        first, self.entries = self.entries, self.entries + flat.shape[1]
         r = self.basis.size
         slope = AffineForm(centre, slope, error).padded(r)
         if not count:
@@ -309,6 +320,9 @@ class Forms:
         instance, entry = fresh.nonzero(as_tuple=True)
         number = fresh.cumsum(1)[instance, entry] - 1
         own[instance, number, entry] = flat[instance, entry]
+        names = torch.full((B, count), -1, device=flat.device)
+        names[instance, number] = first + entry
+        self._names = torch.cat((self._names.expand(B, -1), names), 1)
         self.bases[self.current] = self.basis.extended(count, self.noise_count)
         self.noise_count += count
         self._gauge = None

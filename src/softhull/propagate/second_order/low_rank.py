@@ -81,9 +81,13 @@ class LowRankQuadratic(Problem):
         parts = [part.sizes() for part in self.parts]
         return LowRankQuadratic(self.linear, parts, self.C.abs(), self.ball).times(e)
 
+    def _seen(self) -> Tensor:
+        """Mask ``[P, r]`` of the rows of U that C has anything on: what it does not see must not cost digits."""
+        return (self.C != 0).any(-1)
+
     def _congruence(self, d: Tensor) -> tuple[list[Tensor], Tensor]:
         """The roots L of all parts, and K."""
-        seen = (self.C != 0).any(-1)  # what C does not see must not cost digits
+        seen = self._seen()
         operations = 4 * (d.shape[-1] + self.C.shape[-1]) + 16
         roots = [part.root(d[:, part.columns], seen[:, rows], operations) for part, rows in self._placed()]
         K = self._between(roots, self.C)
@@ -99,7 +103,7 @@ class LowRankQuadratic(Problem):
     def _solution(self, right: Tensor, d: Tensor, roots: Sequence[Tensor], factor: Tensor) -> Tensor:
         """``M^-1 l = l/d - 1/d U'N U l/d`` for a right side l in floating point, with a factor of K."""
         y, placed = right / d, list(zip(self._placed(), roots))
-        z = self._up(y)
+        z = torch.where(self._seen(), self._up(y), 0.0)
         z = torch.cat([part.root_over(L, z[:, rows]) for (part, rows), L in placed] or [z], 1)
         z = z - torch.cholesky_solve(z[..., None], factor)[..., 0]
         back = [part.over_root(z[:, None, rows], L)[:, 0] for (part, rows), L in placed]

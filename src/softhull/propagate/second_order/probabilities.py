@@ -16,7 +16,7 @@ from ...graph.rounding import ulps, underflow
 _ALL_REFERENCES = 8
 _SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0)  # from the chord to the tangent
 _OPERATIONS = 64  # more than there are on the way to a value
-_SHARES = (0.85, 1.0, 1.18)  # of the slope in s that matches the tangent
+SHARES = (0.85, 1.0, 1.18)  # of the slope in s that matches the tangent
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class _Below:
         q = q.masked_fill(self.own[..., None, :], 0.0)
         deviation_low, deviation_high = (self.low - self.d)[..., None, :], (self.high - self.d)[..., None, :]
         slope = self.slope[..., None, :].masked_fill(self.eye, 0.0)
-        for share in _SHARES:
+        for share in SHARES:
             in_units = (alpha * share).clamp(min=smallest_slope(alpha))
             gamma = in_units / self.s_at
             # p is above a plane in y and s; what is left of its slope in d_j is paid for at its worst.

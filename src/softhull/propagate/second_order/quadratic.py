@@ -105,7 +105,7 @@ class DenseQuadratic(Problem):
         """By the central path; where one multiplier stands for a whole ball, and where n is large, by fixed points."""
         if self.ball is not None or self.linear.shape[-1] > _NEWTON_UP_TO:
             return super().improved(d, value, steps, target)
-        return followed(self.linear, self.B, steps, target, NEXT_TO)
+        return followed(self.linear, self.B, steps, target, NEXT_TO).d
 
     def certified(self, d: Tensor) -> Tensor:
         """A Cholesky factorisation of ``M - 2c I`` that succeeds proves ``M >= c I`` for a ``c`` above its rounding.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -31,7 +31,7 @@ from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
 from .dual import Problem, Pursuit, bound, maximise, vertex_minimiser
-from .fitted_rows import FittedRows
+from .fitted_rows import FittedRows, KnownFits
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic
@@ -41,7 +41,8 @@ from .terms import Term, together
 _NEAR = 1 << 22  # bytes
 _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
 _FEW = 4  # steps on such a quadratic
-_FITS = 2  # fits of attention rows, each near the corner that was worst for the one before
+_PATIENT = 40  # steps on a quadratic with fits: there is nothing after it
+_FITS = 2  # fits of attention rows, each near where the bound before was attained
 
 
 @dataclass
@@ -52,6 +53,8 @@ class Quadratic:
     linear: Tensor
     bases: list[Basis]  # with maps [P, r, n'] of some of the noise
     matrices: list[Tensor]  # symmetric C [P, r, r]
+    fits: dict[int, FittedRows] = field(default_factory=dict)  # by softmax, where rows were fitted
+    splits: dict[int, Split] = field(default_factory=dict)  # by product, those of probabilities beside fitted rows
 
     def detached(self) -> Quadratic:
         """The same numbers, no longer functions of free parameters."""
@@ -87,6 +90,13 @@ class Quadratic:
         """A corner of the noise ``[P, n]`` where the quadratic is small."""
         return vertex_minimiser(self.low_rank())[0]
 
+    def minimiser(self, noise: Noise, d: Tensor) -> Tensor:
+        """Noise ``[P, n]`` where the quadratic is least with multipliers ``d [P, n]``; a corner where none are."""
+        problem, _ = self.problem(noise.ball(self.linear.shape[1], self.linear.device))
+        usable = d.isfinite().all(-1, keepdim=True)
+        x = -problem.solve(torch.where(usable, d, 1.0)).x.clamp(-1, 1)
+        return torch.where(usable & x.isfinite().all(-1, keepdim=True), x, self.corner())
+
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
         P, n = self.linear.shape
@@ -107,14 +117,14 @@ class Quadratic:
         """The problem over the entries of all bases."""
         known = self.bases[0].parts if len(self.bases) == 1 else None
         if known is None:
-            return LowRankQuadratic.of(self.linear, *self._joined(), ball)
+            return LowRankQuadratic.of(self.linear, *self.factors(), ball)
         (order, parts), numbers, C = known, self.bases[0].numbers, self.matrices[0]
         if numbers is not None:
             parts = [part.numbered(numbers) for part in parts]
         return LowRankQuadratic(self.linear, parts, C[:, order[:, None], order], ball)
 
-    def _joined(self) -> tuple[Tensor, Tensor]:
-        """One map and one matrix for all bases; a map that all quadratics share is held once."""
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """One map ``[P, r, n]`` and one matrix ``[P, r, r]`` for all bases."""
         P, n = self.linear.shape
         r = sum(basis.size for basis in self.bases)
         shared = all(basis.map.stride(0) == 0 for basis in self.bases)
@@ -136,15 +146,18 @@ class SecondOrderBounds:
     forms: Forms
 
     @staticmethod
-    def of(bounds: LinearBounds, memory: int | None = None, rectified: bool = False) -> SecondOrderBounds:
+    def of(
+        bounds: LinearBounds, memory: int | None = None, rectified: bool = False, planes: bool = True
+    ) -> SecondOrderBounds:
         """Affine forms over the region, in ``memory`` bytes (by default 32 times what ``bounds`` may use for a tensor).
 
         The bounds it works with know the differences that the forms gave. ``rectified``: also forms of what rectifiers
-        are applied to, so that free parameters may bend the lines around these.
+        are applied to, so that free parameters may bend the lines around these. ``planes``: those of softmax rows are
+        wanted, too.
         """
         forms = Forms(bounds, memory, rectified).build()
         bounds = forms.bounds
-        for index in forms.errors:  # found once here, taken along by every piece of work
+        for index in forms.errors if planes else ():  # found once here, taken along by every piece of work
             softmaxes.row_planes(bounds, index)
             if index in forms.parallel:
                 bounds = softmaxes.meeting(bounds, index, forms.parallel[index])
@@ -162,16 +175,18 @@ class SecondOrderBounds:
         index: int | None = None,
         start: Claim | None = None,
         free: Free | None = None,
+        known: dict[int, KnownFits] | None = None,
     ) -> Quadratic:
         """The quadratics below ``<rows [P, *shape], node>`` of some instances ``[P]``, repetitions allowed.
 
         The node is that of number ``index``, by default the output.
         ``start``: another claim to begin with, about the same output and more.
         With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short;
-        with free parameters the relaxations are those that these stand for.
+        with free parameters the relaxations are those that these stand for. ``known``: fits ``[P]`` over regions that
+        these are parts of, by softmax.
         """
         bounds, forms = self.bounds.take(instances), self.forms
-        walk = _Collecting(bounds, forms, instances, near, free)
+        walk = _Collecting(bounds, forms, instances, near, free, known or {})
         first = len(bounds.graph.nodes) - 1 if index is None else index
         claim = walk.back(Claim.on(first, rows[None]) if start is None else start)
         P = len(rows)
@@ -182,7 +197,7 @@ class SecondOrderBounds:
         linear = rows.new_zeros(P, forms.noise_count)
         linear[:, : forms.noise.inputs] = (on_input * radius).flatten(1)
         rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant.abs()
-        for number in {fit.logits.basis for fit in walk.fits} | walk.thin.keys() & walk.matrices.keys():
+        for number in {fit.logits.basis for fit in walk.fits.values()} | walk.thin.keys() & walk.matrices.keys():
             walk.thicken(number)
         thin = [together(walk.bases[number], terms) for number, terms in walk.thin.items()]
         found = Quadratic(
@@ -190,8 +205,10 @@ class SecondOrderBounds:
             linear,
             [walk.bases[number].densified() for number in walk.matrices] + [basis for basis, _ in thin],
             [*walk.matrices.values(), *(matrix for _, matrix in thin)],
+            dict(walk.fits),
+            walk.splits,
         )
-        for fit in walk.fits:
+        for fit in walk.fits.values():
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
         return found
 
@@ -218,13 +235,14 @@ class SecondOrderBounds:
         found = []
         for part in pieces(positions(rows), self.together()):
             quadratic = self.quadratic(rows[part], instances[part], None, index)
-            low = None
+            low, d = solve_quadratic(quadratic, self.forms.noise, Pursuit(steps, target[part], hopeless=fitted))
             for _ in range(_FITS if fitted else 0):
-                corner = quadratic.corner()[:, : self.forms.noise_count]
-                quadratic = self.quadratic(rows[part], instances[part], corner, index)
-                value = bound_quadratic(quadratic, self.forms.noise, steps, target[part])
-                low = value if low is None else torch.maximum(low, value)
-            found.append(bound_quadratic(quadratic, self.forms.noise, steps, target[part]) if low is None else low)
+                near = quadratic.minimiser(self.forms.noise, d)[:, : self.forms.noise_count]
+                quadratic = self.quadratic(rows[part], instances[part], near, index)
+                pursuit = Pursuit(max(steps, _PATIENT), target[part], hopeless=True)
+                value, d = solve_quadratic(quadratic, self.forms.noise, pursuit)
+                low = torch.maximum(low, value)
+            found.append(low)
         return torch.cat(found) if found else rows.new_zeros(0)
 
     def together(self) -> int:
@@ -242,14 +260,21 @@ class _Collecting(LinearWalk):
     """
 
     def __init__(
-        self, bounds: LinearBounds, forms: Forms, instances: Tensor, near: Tensor | None, free: Free | None
+        self,
+        bounds: LinearBounds,
+        forms: Forms,
+        instances: Tensor,
+        near: Tensor | None,
+        free: Free | None,
+        known: dict[int, KnownFits],
     ) -> None:
         super().__init__(bounds, free=free)
         self.forms, self.instances, self.near = forms, instances, near
         self.bases = {number: basis.take(instances) for number, basis in forms.bases.items()}
         self.matrices: dict[int, Tensor] = {}
         self.thin: dict[int, list[Term]] = {}
-        self.fits: list[FittedRows] = []
+        self.known, self.fits = known, dict[int, FittedRows]()
+        self.splits: dict[int, Split] = {}
 
     def step(self, index: int, A: Tensor) -> Step:
         node = self.bounds.graph.nodes[index]
@@ -257,8 +282,10 @@ class _Collecting(LinearWalk):
             assert isinstance(node.operator, Bilinear)
             factors = self.forms.factors[index].take(self.instances)
             number = factors.basis
-            split = _Split(node.operator, A[0], factors, self.bases[number])
+            split = Split(node.operator, A[0], factors, self.bases[number])
             backs, shift = split.linear()
+            if self.near is not None and factors.error is not None:
+                self.splits[index] = split
             thin = self._add(number, split.term(), split.matrix)
             return zip(node.inputs, backs), shift - split.charge(thin)
         if self.free is not None and index in self.forms.rectified:
@@ -270,8 +297,8 @@ class _Collecting(LinearWalk):
             assert isinstance(node.operator, Softmax)
             if node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None:
                 logits = self.forms.logits[index].take(self.instances)
-                fit = FittedRows(A[0], node.operator.axis, logits, self.bases[logits.basis].values(self.near))
-                self.fits.append(fit)
+                z = self.bases[logits.basis].values(self.near)
+                fit = self.fits[index] = FittedRows(A[0], node.operator.axis, logits, z, self.known.get(index))
                 on_logits, shift = fit.linear(A.shape[2:])
                 return zip(node.inputs, on_logits), shift
         return super().step(index, A)
@@ -309,11 +336,11 @@ def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[T
     ball = noise.ball(n, linear.device)
     d = torch.full_like(linear, torch.nan)
     if not found.bases:
-        return _sum_below(found.constant, -noise.radius(linear)), d
+        return sum_below(found.constant, -noise.radius(linear)), d
     goal = pursuit.target - found.constant
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
-        return _sum_below(found.constant, _sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
+        return sum_below(found.constant, sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
     problem, lost = found.problem(ball)
     pursuit = replace(pursuit, target=goal + lost)
     if isinstance(problem, LowRankQuadratic):
@@ -323,7 +350,7 @@ def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[T
     else:
         few = min(pursuit.steps, _FEW) if isinstance(problem, BlockQuadratic) else pursuit.steps
         value, d = bound(problem, replace(pursuit, steps=few))
-    return _sum_below(found.constant, _sum_below(value, -lost)), d
+    return sum_below(found.constant, sum_below(value, -lost)), d
 
 
 def _few(entries: int, noise: int) -> bool:
@@ -358,7 +385,7 @@ def _diagonal(t: Tensor) -> Tensor:
     return torch.eye(t.shape[-1], dtype=torch.bool, device=t.device)
 
 
-def _sum_below(a: Tensor, b: Tensor) -> Tensor:
+def sum_below(a: Tensor, b: Tensor) -> Tensor:
     """A number below the real sum, which one operation may have rounded up; -inf where nothing is known."""
     low = torch.nextafter(a + b, torch.full_like(a, -math.inf))
     return torch.where(low.isfinite(), low, -math.inf)
@@ -375,7 +402,7 @@ def _pull(operator: Bilinear, C: Tensor, kept: int, slope: Tensor) -> Tensor:
     return operator.contract(C.expand(len(spread), *C.shape), kept, spread)
 
 
-class _Split:
+class Split:
     """One product met with coefficients ``C [P, *out]``, split at the centres of its factors."""
 
     def __init__(self, operator: Bilinear, C: Tensor, factors: Factors, basis: Basis) -> None:
@@ -453,12 +480,22 @@ class _Split:
     def term(self) -> Term:
         """The product of deviations by its factors: a sum over the entries that move and that something multiplies."""
         slope, pull = self._deviations()
-        moving = ((slope != 0).any(1).any(0) & (pull != 0).any(1).any(0)).nonzero()[:, 0]
-        slope, pull = slope[..., moving].expand(len(pull), -1, -1), pull[..., moving]
-        half = torch.eye(len(moving), dtype=pull.dtype, device=pull.device) / 2
+        moving = (slope != 0).any(1).any(0) & (pull != 0).any(1)  # [P, entries]
+        count = int(moving.sum(1).max()) if len(moving) else 0
+        # Those of every problem come first in an order of its own; beyond them products are zero.
+        order = moving.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, None, :count]
+        slope, pull = (t.expand(len(order), -1, -1).gather(2, order.expand(-1, t.shape[1], -1)) for t in (slope, pull))
+        pull = pull * moving.gather(1, order[:, 0])[:, None]
+        half = torch.eye(count, dtype=pull.dtype, device=pull.device) / 2
         zero = torch.zeros_like(half)
         swap = torch.cat((torch.cat((zero, half), 1), torch.cat((half, zero), 1)))
         return Term(torch.cat((slope, pull), 2).mT, swap.expand(len(pull), *swap.shape))
+
+    def losses(self, z: Tensor) -> Tensor:
+        """What the errors of the probabilities cost at most where the basis is ``z [P, r]``: in the shape of these."""
+        assert self.factors.error is not None
+        met = (self.pull * z.T[: len(self.pull)].reshape(-1, len(z), *[1] * (self.pull.ndim - 2))).sum(0)
+        return self.factors.error * met.abs()
 
     def matrix(self) -> Tensor:
         """The symmetric matrix ``[P, r, r]`` of the product of deviations over the basis."""
