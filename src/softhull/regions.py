@@ -209,7 +209,7 @@ class Bounds:
         if outside.any():
             index = tuple(outside.nonzero()[0].tolist())
             limits = (float(below[index]), float(above[index]))
-            range_ = "limits" if self.clip is None else "clip range"
+            range_ = "limits" if self.eps is None else "clip range"
             raise InvalidInput(f"input {float(x[index])!r} at index {index} lies outside the {range_} {limits}")
 
     def _widths(self, eps: Tensor, device: torch.device) -> Interval:
