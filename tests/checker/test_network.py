@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 import softhull.checker
 from softhull.checker.network import OPERATORS, Networks
@@ -109,6 +110,46 @@ def test_the_mask_of_a_dropout_is_for_nobody(tmp_path: Path) -> None:
     nodes += [helper.make_node("Where", ["mask", "y", "x"], ["z"])]
     with pytest.raises(ModelError, match="there is no tensor 'mask' before it"):
         Networks([save(tmp_path / "m.onnx", nodes, {}, [1, 3])])
+
+
+@pytest.mark.parametrize("outputs", [("h", "h"), ("h", "x"), ("h", "y"), ("h", "c"), ("h", "mask", "more")])
+def test_an_output_that_nobody_reads_has_a_name_of_its_own(outputs: tuple[str, ...], tmp_path: Path) -> None:
+    """Two readers could otherwise take the mask of a Dropout for another tensor, or for none."""
+    nodes = [helper.make_node("Dropout", ["x"], outputs), helper.make_node("Add", ["h", "c"], ["y"])]
+    with pytest.raises(ModelError, match=r"there are two tensors|more than a result"):
+        Networks([save(tmp_path / "m.onnx", nodes, {"c": np.ones(3, F)}, [1, 3])])
+
+
+@pytest.mark.parametrize("opset", [6, 10, 11, 13])
+def test_the_least_and_the_largest_number_of_a_clip(opset: int, tmp_path: Path) -> None:
+    """Attributes are single floats, and so are their defaults where the operand is double."""
+    path = save(tmp_path / "m.onnx", [helper.make_node("Clip", ["x"], ["y"])], {}, [2], opset)
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    onnx.save(model, path)
+    networks, x = Networks([path]), np.array([-1e39, 0.5])
+    (expected,) = ReferenceEvaluator(str(path)).run(None, {"x": x})
+    np.testing.assert_allclose(values(networks, x)[networks.tensors["0:y"].node], expected)
+
+
+def test_windows_have_places_of_64_bits(tmp_path: Path) -> None:
+    """The last place of the second window is 2^64 + 4, not 4."""
+    largest = 2**63 - 1
+    window: dict[str, Any] = {"kernel_shape": [5], "dilations": [2**62 + 1], "pads": [largest] * 2, "ceil_mode": 1}
+    nodes = [helper.make_node("MaxPool", ["x"], ["y"], strides=[largest], **window)]
+    with pytest.raises(ModelError, match="larger than"):
+        Networks([save(tmp_path / "m.onnx", nodes, {}, [1, 1, 16])])
+
+
+def test_many_parts_are_counted(tmp_path: Path) -> None:
+    """A tensor of many parts has a scale for every entry of each: files of a few bytes would take gigabytes."""
+    nodes = [helper.make_node("Concat", ["x"] * 2000, [f"z{i}"], axis=0) for i in range(6)]
+    with pytest.raises(ModelError, match="numbers in all"):
+        Networks([save(tmp_path / "m.onnx", [*nodes, helper.make_node("Relu", ["x"], ["y"])], {}, [1])])
+    nodes = [helper.make_node("Resize", ["x", "", "", "c"], ["y"], mode="linear")]
+    with pytest.raises(ModelError, match="larger than"):
+        Networks([save(tmp_path / "m.onnx", nodes, {"c": np.array([1 << 20])}, [2])])
 
 
 def test_uneven_parts(tmp_path: Path) -> None:
@@ -252,6 +293,8 @@ REFUSED: list[tuple[int, str, list[str], dict[str, Any], dict[str, np.ndarray]]]
     (6, "Gemm", ["q", "c", "b"], {"broadcast": 1}, {"c": np.ones((3, 2), F), "b": np.ones(2, F)}),
     (9, "Gemm", ["q", "c"], {}, {"c": np.ones((3, 2), F)}),
     (13, "Gemm", ["q", "c", "b"], {}, {"c": np.ones((3, 2), F), "b": np.ones((4, 2, 2), F)}),
+    (13, "Gemm", ["q", "c", "b"], {"beta": 0.0}, {"c": np.ones((3, 2), F), "b": np.full(2, -np.inf, F)}),
+    *((13, n, ["x"], CEIL | {"auto_pad": "VALID"}, {}) for n in ("MaxPool", "AveragePool")),
     (13, "Softmax", ["x"], {"axis": 3}, {}),
     (12, "Softmax", ["x"], {"axis": 3}, {}),
     (9, "Softmax", ["x"], {"axis": -1}, {}),

@@ -10,6 +10,7 @@ operator sets, the operands and the attributes for which it is that meaning; all
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,7 @@ from flint import arb
 from onnx import AttributeProto, TensorProto, numpy_helper
 
 from ..errors import ModelError, quoted
-from .balls import ONE, ZERO, Balls, Floats, exact
+from .balls import ONE, ZERO, Balls, Floats, exact, zeros
 from .external_data import digest_of, embed
 from .positions import Entries, Indices, Places
 
@@ -298,7 +299,8 @@ class Networks:
     def add(self, node: Node, shape: Sequence[int]) -> View:
         """Adds a node and returns the view of its output; refused where the network gets too large."""
         self._follow_masks(len(self.nodes), node)
-        self.spend(NODE + (node.weights.size if isinstance(node, Matrix) else node.size))
+        each = len(node.views) if isinstance(node, Sum) else 1  # a sum has a scale for every entry of every view
+        self.spend(NODE + (node.weights.size if isinstance(node, Matrix) else node.size * each))
         self.spend(node.out.size if isinstance(node, Product) else 0)
         self.nodes.append(node)
         return self.whole(len(self.nodes) - 1).moved(lambda index: index.reshape(shape))
@@ -359,6 +361,11 @@ class _Reader:
         inputs = [i for i in graph.input if i.name not in constants]  # a constant may be listed as an input, too
         if len(inputs) != 1 or len(graph.output) != 1:
             raise self._bad(f"{len(inputs)} inputs and {len(graph.output)} outputs; one of each is checked")
+        results = [name for node in graph.node for name in node.output if name]
+        named = Counter([inputs[0].name, *(tensor.name for tensor in graph.initializer), *results])
+        name, count = named.most_common(1)[0]
+        if count > 1:  # the standard gives a name to one tensor only, also to one that nobody reads
+            raise self._bad(f"there are two tensors {quoted(name)}")
         self._keep(inputs[0].name, self._input(inputs[0]))
         for tensor in graph.initializer:
             self._keep(tensor.name, self._array(tensor))
@@ -495,9 +502,7 @@ class _Reader:
         return self.networks.whole(0).moved(lambda index: index.reshape(shape))
 
     def _keep(self, name: str, found: Value) -> None:
-        """A tensor under its name, which the standard gives to one tensor only."""
-        if name in self.values:
-            raise self._bad(f"there are two tensors {quoted(name)}")
+        """A tensor under its name."""
         if isinstance(found, View) and not found.size:
             raise self._bad(f"tensor {quoted(name)} is empty")
         try:
@@ -757,10 +762,10 @@ def _joined(reader: _Reader, operands: Any, axis: int) -> View:
         if not isinstance(part, View):
             bias[where] = _real(part, masks=True)
             continue
-        index, here = np.full(shape, part.index.flat[0]), np.zeros(shape)
-        index[where], here[where] = part.index.at, 1.0
+        index, here = np.full(shape, part.index.at.flat[0]), zeros(*shape)
+        index[where], here[where] = part.index.at, ONE
         views.append(View(part.node, Entries(index.ravel(), part.index.among)))
-        scales.append(exact(here.ravel()))
+        scales.append(here.ravel())
     found = Sum(math.prod(shape), tuple(views), tuple(scales), bias.ravel())
     return reader.networks.add(found, shape)
 
@@ -804,8 +809,11 @@ def _gemm(reader: _Reader, operands: Any, attributes: Any) -> View:
     )
     if c and np.broadcast_shapes(_shape(c[0]), product.shape) != product.shape:
         raise ModelError(f"a summand of shape {_shape(c[0])} for a product of shape {product.shape}")
-    if beta == 0:
+    if not c:
         return _times(reader, product, alpha)
+    if beta == 0:  # 0 times what is no number is none either
+        nothing = _times(reader, c[0], beta) if isinstance(c[0], View) else 0 * _real(c[0])
+        return _add(reader, [_times(reader, product, alpha), nothing], {})
     return _times(reader, _add(reader, [_times(reader, product, alpha / beta), c[0]], {}), beta)
 
 

@@ -19,6 +19,7 @@ from onnx import AttributeProto, TensorProto
 from ..errors import ModelError
 from .balls import Floats, exact
 from .network import (
+    NODE,
     Curve,
     Emptied,
     Kink,
@@ -198,9 +199,12 @@ def _hard_swish(reader: _Reader, operands: Any, attributes: Any) -> View:
 @operator("Clip", since=6, until=10, min=FLOAT, max=FLOAT)
 @operator("Clip", since=11, operands=(1, 3))
 def _clip(reader: _Reader, operands: Any, attributes: Any) -> View:
-    """A limit that is left out is the least or the largest number of the dtype, one of -inf is none."""
+    """A limit that is left out is the least or the largest number of the dtype, one of -inf is none.
+
+    As an attribute it is the least or the largest single float, of whatever dtype the operand is.
+    """
     x, *given = operands
-    largest = float(np.finfo(reader.real).max)
+    largest = float(np.finfo(reader.real if reader.opset >= 11 else np.float32).max)
     least, most = (
         np.array(attributes.get(name, default)) if limit is None else _real(limit, masks=True)
         for name, limit, default in zip(("min", "max"), (*given, None, None), (-largest, largest))
@@ -431,6 +435,7 @@ def _windows(x: View, size: list[int], attributes: Any) -> tuple[np.ndarray, lis
     lengths = {len(space), len(strides), len(dilations), rank, len(pads) // 2}
     if len(lengths) > 1 or len(pads) % 2 or min(*size, *strides, *dilations) < 1 or min(pads) < 0:
         raise ModelError("a window that does not fit its operand")
+    _limit(max(*strides, *dilations, *pads))  # places are whole numbers of 64 bits
     if automatic not in (b"NOTSET", b"VALID"):
         pads = _automatic_pads(space, size, strides, dilations, automatic)
     found, steps = np.zeros((1,) * (2 * rank), dtype=np.int64), []
@@ -440,6 +445,8 @@ def _windows(x: View, size: list[int], attributes: Any) -> tuple[np.ndarray, lis
         if over < 0:
             raise ModelError("a window larger than its operand")
         up = bool(attributes.get("ceil_mode", 0))
+        if up and automatic == b"VALID" and over % strides[i]:  # runtimes do what the standard does not say
+            raise ModelError("windows that are rounded up, with automatic pads that leave no room for them")
         steps.append((-(-over // strides[i]) if up else over // strides[i]) + 1)
         if up and (steps[i] - 1) * strides[i] >= space[i] + pads[i]:  # no window starts in the padding behind
             steps[i] -= 1
@@ -524,6 +531,7 @@ def _transposed_convolution(reader: _Reader, operands: Any, attributes: Any) -> 
     ]
     if min(grown) < 1 or min(*extra, *pads) < 0:
         raise ModelError("pads that leave nothing")
+    _limit(max(*strides, *dilations, *pads, *extra))  # places are whole numbers of 64 bits
     each, outputs = kernel.shape[1], kernel.shape[1] * groups
     _limit(outputs * math.prod(grown) * x.shape[0] * x.size)
     _limit(x.size * math.prod(size))
@@ -833,6 +841,8 @@ def _cast(reader: _Reader, operands: Any, attributes: Any) -> Value:
 @operator("Dropout", since=12, operands=(1, 3), seed=INT)
 def _dropout(reader: _Reader, operands: Any, attributes: Any) -> list[Value]:
     """What goes in, outside of training; the mask that it has beside is kept from everybody."""
+    if reader.outputs > 2:
+        raise ModelError("more than a result and a mask")
     if len(operands) > 2 and operands[2] is not None and (isinstance(operands[2], View) or operands[2].any()):
         raise ModelError("training")
     return [_view(operands[0])]
@@ -929,6 +939,7 @@ def _resize(reader: _Reader, operands: Any, attributes: Any) -> View:
             raise ModelError("a size of 0")
         if rate != 1:
             _limit(x.size // x.shape[axis] * target)
+            _limit(NODE * target)  # exact positions take more room than numbers
             x = _resized(reader, x, axis, target, rate, attributes)
     return x
 

@@ -178,6 +178,29 @@ def _logarithms(b: Builder) -> str:
     return str(b.op("MatMul", p, b.const(_weights(46, 3, 2))) and _plus(b, [[0.5, 0.0]]))
 
 
+def _steep(b: Builder) -> str:
+    """Kinks of slopes above 1 and below 0."""
+    h = b.op("LeakyRelu", b.op("MatMul", "x", b.const(_weights(55, 2, 3))), alpha=3.0)
+    h = b.op("LeakyRelu", b.op("MatMul", h, b.const(_weights(56, 3, 2))), alpha=-0.5)
+    return str(b.op("MatMul", h, b.const(_weights(57, 2, 2))) and _plus(b, [[0.25, 0.0]]))
+
+
+def _scaled(b: Builder) -> str:
+    """Products and summands that count with numbers of their own, one of them 0."""
+    h = b.op("Gemm", "x", b.const(_weights(58, 2, 3)), b.const([0.3, -0.1, 0.2]), alpha=0.3, beta=-0.7)
+    h = b.op("Gemm", b.op("Relu", h), b.const(_weights(59, 3, 2)), "x", alpha=-1.5, beta=0.1)
+    h = b.op("Gemm", h, b.const(_weights(60, 2, 2)), "x", beta=0.0)
+    return str(b.op("Gemm", h, b.const(_weights(61, 2, 2)), b.const([0.25, 0.0]), alpha=0.5, beta=2.0))
+
+
+def _subtracted(b: Builder) -> str:
+    """Logits that are taken from a mask."""
+    logits = b.op("MatMul", "x", b.const(_weights(53, 2, 3)))
+    p = b.op("Softmax", b.op("Sub", b.const([[-np.inf, 0.5, 0.0]]), logits), axis=-1)
+    v = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(54, 2, 6))), b.ints(3, 2))
+    return str(b.op("MatMul", p, v) and _plus(b, [[0.25, 0.0]]))
+
+
 def _removed(b: Builder) -> str:
     """Logits removed by -inf, in every row another one."""
     logits = b.op("Reshape", b.op("MatMul", "x", b.const(_weights(18, 2, 6))), b.ints(1, 2, 3))
@@ -271,6 +294,9 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
     "pooled": ([(_pooled, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "clipped": ([(_clipped, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "logarithms": ([(_logarithms, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=1)], 1),
+    "steep": ([(_steep, 16)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
+    "scaled": ([(_scaled, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
+    "subtracted": ([(_subtracted, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "removed": ([(_removed, 13)], [0.5, -0.25], [Perturbation(0.25)], 1),
     "emptied": ([(_emptied, 13)], [0.5, -0.25], [Perturbation(0.25)], 1),
     "leaking": ([(_leaking, 13)], [0.6875, -0.25], [Perturbation(SHORT)], 1),

@@ -171,6 +171,7 @@ PLANTED = [
     P("a limit below that is not 0", operators, "_clipped", "arb(-1), least)", "arb(-1), 0.0)", ("clipped",)),
     P("what is above a limit counted", operators, "_clipped", "-most), arb(-1))", "-most), arb(0))",
       ("clipped",)),
+    P("a product that counts once", network, "_times", "if factor == 1 else", "if True else", ("scaled",)),
     P("probabilities for their logarithms", operators, "_log_probabilities", "if not reader.final:", "if False:",
       ("logarithms",)),
     P("windows without pads", operators, "_windows", " * strides[i] - pads[i] +", " * strides[i] +", ("pooled",)),

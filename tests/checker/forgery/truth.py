@@ -87,7 +87,8 @@ def _operator(kind: str, v: list[Any], attributes: Mapping[str, Any], opset: int
         return softmax(v[0].reshape(math.prod(v[0].shape[:axis]), -1)).reshape(v[0].shape)
     if kind == "Gemm":
         a, b = (m.T if attributes.get(key) else m for m, key in zip(v, ("transA", "transB")))
-        return np.asarray(np.matmul(a, b) + v[2])
+        alpha, beta = (number(attributes.get(key, 1.0)) for key in ("alpha", "beta"))
+        return np.asarray(alpha * np.matmul(a, b) + beta * v[2])
     if kind == "LeakyRelu":
         return np.asarray(_relu(v[0]) - number(attributes["alpha"]) * _relu(-v[0]))
     if kind == "Clip":
