@@ -376,6 +376,24 @@ def test_all_else_is_refused(case: int, tmp_path: Path) -> None:
         Networks([path])
 
 
+@pytest.mark.parametrize(
+    ("threshold", "compared", "chosen", "curved"),
+    [(0.5, "x", "x", "x"), (20.0, "n", "x", "x"), (20.0, "x", "n", "x"), (20.0, "x", "x", "n")],
+)
+def test_only_the_cases_of_a_softplus_may_be_told_apart(
+    threshold: float, compared: str, chosen: str, curved: str, tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("Greater", [compared, "t"], ["above"]),
+        helper.make_node("Softplus", [curved], ["s"]),
+        helper.make_node("Where", ["above", chosen, "s"], ["y"]),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"t": np.array(threshold, F)}, [1, 3], 16)
+    with pytest.raises(ModelError, match=r"softplus"):
+        Networks([path])
+
+
 def _changed(change: Any, folder: Path) -> Path:
     nodes = [helper.make_node("Add", ["x", "c"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
     path = save(folder / "m.onnx", nodes, {"c": np.ones((1, 3), F)}, [1, 3])

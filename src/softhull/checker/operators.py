@@ -1152,11 +1152,11 @@ def _straight(reader: _Reader, above: Above, x: Any, curve: Any) -> View:
     """``where(x > t, x, softplus(x))``.
 
     Theorem: for t > 0 it is ``c softplus(x)`` with ``1 - log(1 + exp(-t)) / t <= c <= 1``, because above t it is less
-    than softplus by ``log(1 + exp(-x))``, and softplus is more than t.
+    than softplus by ``log(1 + exp(-x))``, and softplus is more than t. From t = 1 on, c is above 2/3.
     """
     node = reader.networks.nodes[curve.node] if isinstance(curve, View) else None
-    if not isinstance(node, Curve) or node.kind != "softplus" or not isinstance(x, View) or not above.threshold > 0:
-        raise ModelError("other cases than those of a softplus with a positive threshold")
+    if not isinstance(node, Curve) or node.kind != "softplus" or not isinstance(x, View) or not above.threshold >= 1:
+        raise ModelError("other cases than those of a softplus with a threshold of 1 or more")
     if curve.shape != x.shape or curve.index.flat != list(range(curve.size)):
         raise ModelError("a softplus whose entries are in another order")
     if not _same(above.view, x) or above.shape != x.shape or not _same(node.x, x.flat()):

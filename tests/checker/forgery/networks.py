@@ -185,6 +185,14 @@ def _steep(b: Builder) -> str:
     return str(b.op("MatMul", h, b.const(_weights(57, 2, 2))) and _plus(b, [[0.25, 0.0]]))
 
 
+def _jumping(b: Builder) -> str:
+    """Softplus with jumps within reach, of entries that are turned around and repeated."""
+    h = b.op("Add", b.op("MatMul", "x", b.const(_weights(58, 2, 3))), b.const([[1.0, 0.75, 1.25]]))
+    h = b.op("Where", b.op("Greater", h, b.const(1.0)), h, b.op("Softplus", h))
+    h = b.op("GatherElements", h, b.const([[2, 0, -1, 1]], np.int64), axis=1)
+    return str(b.op("MatMul", h, b.const(_weights(59, 4, 2))) and _plus(b, [[0.5, 0.0]]))
+
+
 def _scaled(b: Builder) -> str:
     """Products and summands that count with numbers of their own, one of them 0."""
     h = b.op("Gemm", "x", b.const(_weights(58, 2, 3)), b.const([0.3, -0.1, 0.2]), alpha=0.3, beta=-0.7)
@@ -294,6 +302,7 @@ FAMILIES: dict[str, tuple[list[tuple[Callable[[Builder], str], int]], list[float
     "pooled": ([(_pooled, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "clipped": ([(_clipped, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "logarithms": ([(_logarithms, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=1)], 1),
+    "jumping": ([(_jumping, 16)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "steep": ([(_steep, 16)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "scaled": ([(_scaled, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),
     "subtracted": ([(_subtracted, 13)], [0.5, -0.25], [Perturbation(0.5), Perturbation(0.25, norm=2)], 1),

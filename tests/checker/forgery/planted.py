@@ -174,6 +174,8 @@ PLANTED = [
     P("a product that counts once", network, "_times", "if factor == 1 else", "if True else", ("scaled",)),
     P("probabilities for their logarithms", operators, "_log_probabilities", "if not reader.final:", "if False:",
       ("logarithms",)),
+    P("a softplus that never jumps", operators, "_straight", "arb(1).union(1 - (-t).exp().log1p() / t)", "arb(1)",
+      ("jumping",)),
     P("windows without pads", operators, "_windows", " * strides[i] - pads[i] +", " * strides[i] +", ("pooled",)),
     P("the others at their least", ranges, "proved_ranges", "ONE - (high.sum() - high), ONE - (low.sum() - low)",
       "ONE - (low.sum() - low), ONE - (low.sum() - low)", ("ensemble", "twins")),

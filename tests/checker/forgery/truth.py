@@ -121,6 +121,9 @@ def _operator(kind: str, v: list[Any], attributes: Mapping[str, Any], opset: int
                 bool
             ),
             "Where": lambda: np.where(v[0], v[1], v[2]),
+            "Greater": lambda: np.frompyfunc(lambda a, b: bool(a > b), 2, 1)(v[0], v[1]).astype(bool),
+            "Softplus": lambda: np.log(1 + np.exp(v[0])),
+            "GatherElements": lambda: np.take_along_axis(v[0], v[1].astype(np.int64), attributes["axis"]),
             "Add": lambda: v[0] + v[1],
             "Sub": lambda: v[0] - v[1],
             "Mul": lambda: v[0] * v[1],
