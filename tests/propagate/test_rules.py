@@ -18,6 +18,7 @@ from softhull.propagate.second_order.specification import SecondOrderBounds as S
 WITHOUT = {
     "Guard": "only a softmax with a mask may stand before it, and simplification removes it there",
     "Undefined": "only a guard may ask for it",
+    "Above": "only the cases of a softplus may ask for it",
 }
 
 

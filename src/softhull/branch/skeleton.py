@@ -123,6 +123,7 @@ class Skeleton:
         return Functions(*(torch.cat(parts) for parts in zip(*found)))
 
     def _below(self, node: int, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The parts of these functions, from one walk."""
         self.bounds.check_time()
         walk = _Stopping(self.bounds, self.relaxed)
         claim = walk.back(Claim.on(node, rows[:, None]))

@@ -60,6 +60,7 @@ def _found(bounds: LinearBounds, index: int, flipped: bool) -> Spread:
 
 
 def _of_one(bounds: LinearBounds, index: int, flipped: bool) -> Spread:
+    """The lines of the only instance, from walks that share their noise."""
     region, shape = bounds.region, bounds.graph.shape_of(index)
     entries = torch.arange(math.prod(shape), device=region.lower.device).reshape(shape)
     lines = (entries.mT if flipped else entries).reshape(-1, shape[-2 if flipped else -1])  # [lines, m]
