@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from softhull.data import bundled
+from softhull.formats.datasets import load_dataset
+from softhull.formats.onnx import load_onnx
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
@@ -21,6 +24,7 @@ from softhull.verify.margins import Margins, class_change
 from softhull.verify.methods import TABLE
 from softhull.verify.problem import Effort, Problem
 from softhull.verify.programs import Programs
+from softhull.verify.robustness import verify_robustness
 from softhull.verify.score_claims import ScoreClaims
 from softhull.verify.scores import Margin
 from softhull.verify.walks import FUNCTIONS
@@ -235,3 +239,18 @@ def test_where_activations_lose_most_functions_between_them_are_tried_with_a_tim
             without = solve(problem, Auto(optimize=0), other)
             assert all(step.by != FUNCTIONS for steps in without.tried.values() for step in steps)
     assert tried
+
+
+def test_what_fitted_rows_prove_does_not_depend_on_the_batch():
+    """The noise of a batch is that of all its instances; fits are bounded over that of one."""
+    network, data = load_onnx(bundled("digits-attention.onnx")), load_dataset(bundled("digits.npz"))
+    images = [28, 72, 84, 13, 2, 20]
+
+    def bounds(which: list[int]) -> list[float | None]:
+        ball = Perturbation(0.07, clip=(0.0, 1.0))
+        found = verify_robustness(network, data.take(which), data.y[which], ball, method=SecondOrder(), attack=False)
+        return [record.bound for record in found.records]
+
+    together = bounds(images)
+    for place in range(2):
+        assert bounds(images[place : place + 1]) == pytest.approx(together[place : place + 1], rel=1e-6)

@@ -181,8 +181,14 @@ def second_order(
         sharper = stage.sharpened(work)
         if sharper is not None:
             yield replace(sharper, ways=(QUADRATIC,))
-        if FITTED in stage.ways:
-            yield sharper or stage
+        if FITTED in stage.ways and sharper is not None:
+            yield sharper
+        elif FITTED in stage.ways:
+            # One by one: the noise of an instance alone is less than that of a batch, and takes better multipliers.
+            for one in pieces(part[torch.isin(part, work.open(among))], 1):
+                alone = Quadratics.after(work, walks.among(one), method) if len(part) > 1 else stage
+                if alone is not None:
+                    yield alone
         bent = (sharper or stage).bent(work) if ascend else None
         if bent is not None:
             yield bent
