@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 from ..bounds.rounding import check_rounding
 from ..bounds.table import find_bound
@@ -12,6 +12,11 @@ from ..errors import InvalidInput
 
 class Settings:
     """What all methods share."""
+
+    @property
+    def first(self) -> Method:
+        """The cheapest part of what it tries; what that proves, the method proves."""
+        return cast("Method", self)
 
     def branching(self, seconds: float) -> Branch | None:
         """The method that cuts into cells what this one leaves undecided; None: it has said all it can."""
@@ -61,6 +66,11 @@ class Linear(Settings):
         if not 0 <= self.mixture <= 1:
             raise InvalidInput(f"mixture must be a weight from 0 to 1, got {self.mixture!r}")
         check_rounding(self.rounding)
+
+    @property
+    def first(self) -> Linear:
+        """Plain walks."""
+        return replace(self, optimize=0, contract=False)
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,11 @@ class SecondOrder(Settings):
         """The linear bounds everything starts from."""
         return Linear(bound=self.bound, optimize=0, contract=False, rounding=self.rounding)
 
+    @property
+    def first(self) -> Linear:
+        """Those."""
+        return self.linear
+
 
 @dataclass(frozen=True)
 class Auto(Settings):
@@ -160,6 +175,11 @@ class Auto(Settings):
     def linear(self) -> Linear:
         """The linear bounds of the last resort."""
         return Linear(bound=self.bound, optimize=self.optimize, rounding=self.rounding)
+
+    @property
+    def first(self) -> Linear:
+        """The linear bounds everything starts from."""
+        return self.second_order.linear
 
 
 @dataclass(frozen=True)
@@ -222,6 +242,11 @@ class Branch(Settings):
     def second_order(self) -> SecondOrder:
         """What the cells of networks with products are bounded by."""
         return SecondOrder(bound=self.bound, rounding=self.rounding)
+
+    @property
+    def first(self) -> Linear:
+        """As for ``inner``."""
+        return self.inner.first
 
 
 Method = Linear | Paper | SecondOrder | Auto | Branch

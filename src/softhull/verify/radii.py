@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..show import data_frame, html_table
 from .result import Record, Verdict
+
+# Certified radii are found up to this share of themselves, however small they are.
+_PRECISE = 1 / 8
 
 
 class CertifiedRadii(np.ndarray):
@@ -69,42 +72,66 @@ class CertifiedRadii(np.ndarray):
 
 
 class RadiusSearch:
-    """What is known of the radius of every instance so far, and which to try next."""
+    """What is known of the radius of every instance so far, and which to try next.
 
-    def __init__(self, misclassified: np.ndarray, cap: float) -> None:
-        self.misclassified, self.cap = misclassified, cap
+    A radius of NaN: nothing is left to try of that instance. ``steps``: certified radii are found up to a share
+    ``2^-steps`` of the largest one, and small ones up to a share of themselves.
+    """
+
+    def __init__(self, misclassified: np.ndarray, cap: float, steps: int) -> None:
+        self.misclassified, self.cap, self.fine = misclassified, cap, cap / 2.0**steps
         count = len(misclassified)
         self.certified = np.zeros(count)
+        self.tried = np.full(count, 2 * cap)  # the smallest radius of the first look
         self.survived = np.zeros(count)  # the largest radius tried without a counterexample
         self.refused = np.where(misclassified, 0.0, np.inf)  # the smallest radius that was not certified
         self.attacked = np.full(count, np.inf)  # the smallest radius with a counterexample
 
+    def to_look_at(self) -> np.ndarray | None:
+        """The cap, half of it, and so on while nothing is certified."""
+        return _some(self.tried / 2, (self.certified == 0) & ~self.misclassified)
+
     def to_certify(self) -> np.ndarray | None:
-        """Between what is certified and what is not, the cap first; None when that is settled."""
-        here = np.where(np.isinf(self.refused), self.cap, (self.certified + self.refused) / 2)
-        return here if ((self.certified < here) & (here < self.refused)).any() else None
+        """Twice what is certified, or nearer where something is refused there; the cap where nothing is certified.
+
+        From below: a proof is found early or not at all, and what is far too large takes all there is to find that out.
+        """
+        halfway = np.where(np.isinf(self.refused), self.cap, (self.certified + self.refused) / 2)
+        here = np.where(self.certified > 0, np.minimum(2 * self.certified, halfway), halfway)
+        left = np.where(self.certified > 0, self.certified * _PRECISE, np.inf)
+        left = self.refused - self.certified > np.minimum(left, self.fine)
+        return _some(here, left & (self.certified < here) & (here < self.refused))
 
     def to_attack(self) -> np.ndarray | None:
-        """Between what the attack breaks and what it does not, certified radii elsewhere; None when it breaks none."""
+        """Between what the attack breaks and what it does not."""
         open_ = np.isfinite(self.attacked) & (self.survived < self.attacked)
-        here = np.where(open_, (self.survived + self.attacked) / 2, self.certified)
-        return here if open_.any() else None
+        return _some((self.survived + np.where(open_, self.attacked, 0.0)) / 2, open_)
 
-    def learn(self, here: np.ndarray, records: Sequence[Record]) -> None:
-        """Take in the verdicts on the radii tried."""
-        verdicts = [record.verdict for record in records]
-        good = np.array([verdict is Verdict.CERTIFIED for verdict in verdicts])
-        broken = np.array([verdict is Verdict.FALSIFIED for verdict in verdicts])
-        self.certified = np.where(good, np.maximum(self.certified, here), self.certified)
-        self.refused = np.where(good, self.refused, np.minimum(self.refused, here))
-        self.attacked = np.where(broken, np.minimum(self.attacked, here), self.attacked)
-        self.survived = np.where(broken, self.survived, np.maximum(self.survived, here))
+    def learn(self, here: np.ndarray, records: Mapping[int, Record], final: bool) -> None:
+        """Take in the verdicts on radii, by instance; what is not certified is refused where it is broken or final."""
+        for i, record in records.items():
+            radius, broken = here[i], record.verdict is Verdict.FALSIFIED
+            if record.verdict is Verdict.CERTIFIED:
+                self.certified[i] = max(self.certified[i], radius)
+            elif broken or final:
+                self.refused[i] = min(self.refused[i], radius)
+            if broken:
+                self.attacked[i] = min(self.attacked[i], radius)
+            else:
+                self.survived[i] = max(self.survived[i], radius)
+            if not final:
+                self.tried[i] = min(self.tried[i], radius)
 
     def found(self, interrupted: bool = False) -> CertifiedRadii:
         """The result, NaN where the clean input is misclassified."""
         attacked = np.where(np.isfinite(self.attacked), self.attacked, np.nan)
         certified, attacked = (np.where(self.misclassified, np.nan, radii) for radii in (self.certified, attacked))
         return CertifiedRadii.of(certified, attacked, self.cap, interrupted)
+
+
+def _some(radii: np.ndarray, wanted: np.ndarray) -> np.ndarray | None:
+    """The radii that are wanted, NaN elsewhere; None where none is."""
+    return np.where(wanted, radii, np.nan) if wanted.any() else None
 
 
 def _known(value: float) -> float | None:

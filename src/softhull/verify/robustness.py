@@ -22,7 +22,7 @@ from ..formats.network import Network
 from ..formats.torch_module import open_network
 from ..formats.vnnlib import Disjunct, Specification
 from ..graph.graph import Graph
-from ..propagate.methods import Linear, Method
+from ..propagate.methods import Method
 from ..regions import AnyPerturbation, Region, as_perturbation, rounded_down
 from . import branching as branching  # registers the stages of its method
 from .about import describe
@@ -128,7 +128,10 @@ def certified_radius(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CertifiedRadii:
-    """The largest radius found certified for every instance, by bisection up to ``perturbation.eps``.
+    """The largest radius found certified for every instance, up to ``perturbation.eps``.
+
+    What the method tries first, at little cost, shows where to begin: the cap is halved until that proves something.
+    From there the whole method goes up, doubling the radius, and then by bisection.
 
     The result is an array of radii: 0 where nothing was certified, NaN where the clean input is misclassified. Every
     radius in it was certified. Its attribute ``attacked`` has the smallest radius at which a counterexample was found
@@ -142,7 +145,7 @@ def certified_radius(
         property: As for ``verify_robustness``.
         method: As for ``verify_robustness``.
         targets: The classes of the property ``"targets"``.
-        steps: Rounds of bisection.
+        steps: Halvings of the largest radius up to which the radii are found; small ones up to an eighth of themselves.
         timeout: Seconds for the whole search.
         budget: Seconds for the whole search.
         memory: Bytes of one tensor.
@@ -158,20 +161,27 @@ def certified_radius(
     perturbation = as_perturbation(perturbation)
     cap = perturbation.radius
     limits = TimeLimits(TimeLimits.of(timeout, budget).for_batch(len(case.x)))
-    search = RadiusSearch(~case.correct.cpu().numpy(), cap)
-    rounds = [(search.to_certify, method)] * (steps + 1) + [(search.to_attack, Linear(optimize=0))] * (steps // 2)
-    for done, (next_radii, how) in enumerate(rounds if attack else rounds[: steps + 1]):
+    search = RadiusSearch(~case.correct.cpu().numpy(), cap, steps)
+    chosen = find_method(method)
+    # Proofs that cost little show where to look for those that cost much. Attacks need no proofs at all.
+    rounds = [(search.to_look_at, chosen.first)] * (2 * steps + 1) + [(search.to_certify, chosen)] * (3 * steps + 4)
+    rounds += [(search.to_attack, chosen.first)] * (steps // 2 if attack else 0)
+    effort, dear = _effort(None if attack else False, seed, memory), 0
+    for done, (next_radii, how) in enumerate(rounds):
         here = next_radii()
         if here is None:
             continue
         if passed(limits.deadline):
             break
-        region = perturbation.around(case.exact, torch.from_numpy(here).to(case.x), dtype)
-        effort = _effort(None if attack else False, seed, memory)
-        asked = _Asked(case, region, margins, find_method(how), effort, limits)
+        final = next_radii == search.to_certify
+        dear += final
+        wanted = torch.from_numpy(here).to(case.x.device).isfinite().nonzero()[:, 0]
+        part = case.take(wanted)
+        region = perturbation.around(part.exact, torch.from_numpy(here).to(case.x)[wanted], dtype)
         # The first radius must not take all of the time.
-        result = _result(asked, workers, share=1 / max(1, steps + 1 - done))
-        search.learn(here, result.records)
+        share = 1 / max(1, steps + 2 - dear)
+        result = _result(_Asked(part, region, margins.take(wanted), how, effort, limits), workers, share=share)
+        search.learn(here, dict(zip(wanted.tolist(), result.records)), final)
         if progress is not None:
             progress(done + 1, len(rounds))
         if result.interrupted:
@@ -316,6 +326,11 @@ class _Case:
     def correct(self) -> Tensor:
         """Which of the unperturbed inputs get their label."""
         return self.predicted == self.labels
+
+    def take(self, instances: Tensor) -> _Case:
+        """Some of the instances, in the order given."""
+        parts = (self.x, self.exact, self.labels, self.outputs, self.predicted)
+        return _Case(self.network, self.graph, *(part[instances] for part in parts))
 
     def record(self, index: int, verdict: Verdict, **named: Any) -> Record:
         """The record of an instance, with its label and the class of the unperturbed input."""
