@@ -385,6 +385,22 @@ class Region:
             ball = ball - cost * inner(flat.abs(), centre.abs())
         return torch.maximum(best, ball)
 
+    def minimum_along(self, entries: Tensor, coefficients: Tensor, outward: bool = True) -> Tensor:
+        """The same for ``coefficients [S, B or 1, n]`` of some ``entries [n]`` alone, whatever the others are."""
+        return self._along(entries).minimum(coefficients, outward)
+
+    def _along(self, entries: Tensor) -> Region:
+        """What the region leaves to some entries of its inputs."""
+
+        def some(t: Tensor) -> Tensor:
+            return t.flatten(1)[:, entries]
+
+        lower, upper = some(self.lower), some(self.upper)
+        if self.centre is None:
+            return Region(lower, upper)
+        reach = self.reach and (some(self.reach[0]), some(self.reach[1]))
+        return Region(lower, upper, some(self.centre), self.eps, self.norm, reach=reach)
+
     def attained(self, coefficients: Tensor) -> Tensor:
         """Inputs ``[S B, ...]`` where ``<c, x>`` is least for ``c [S, B, ...]``, S or B being 1.
 
@@ -489,6 +505,11 @@ class Choices(Region):
         size = torch.maximum(self.lower.abs(), self.upper.abs()).flatten(1)
         cost = 3 * share(d + 3 * P, C.dtype) * inner(C.flatten(2).abs(), size)
         return torch.maximum(best - cost - underflow(C.dtype) * (3 * P * d), box)
+
+    def minimum_along(self, entries: Tensor, coefficients: Tensor, outward: bool = True) -> Tensor:
+        full = coefficients.new_zeros(*coefficients.shape[:2], self.lower[0].numel())
+        full[..., entries] = coefficients
+        return self.minimum(full, outward)
 
     def take(self, instances: Tensor) -> Choices:
         return replace(super().take(instances), options=self.options[instances])  # type: ignore[call-arg,return-value]

@@ -21,7 +21,7 @@ from ..graph.rounding import largest
 from .free import Free
 from .log_sum_exp import by_planes, planes_of
 from .rules import Backs, step, tightest
-from .shadow import MIXTURES, clearly_above, combined
+from .shadow import MIXTURES, clearly_above, combined, least_combined
 from .structure import pieces, positions
 
 if TYPE_CHECKING:
@@ -140,22 +140,28 @@ def _least(bounds: LinearBounds, index: int, on_z: Tensor, on_r: Tensor, axes: t
     rising = on_r >= 0
     slope = torch.where(rising, planes.below, planes.above)
     offset = torch.where(rising, planes.below_offset, planes.above_offset)
-    return _combined(bounds, z, on_z + on_r * slope, axes)[0] + on_r * offset
+    lines, rows, kept = _by_rows(on_z + on_r * slope, axes)
+    least = least_combined(bounds, z, lines, rows)
+    return least.reshape(*least.shape[:2], *kept) + on_r * offset
 
 
 def _combined(bounds: LinearBounds, index: int, C: Tensor, axes: tuple[int, ...]) -> Interval:
     """The range ``[S, B, *shape with size one along axes]`` of ``C . node`` along the axes of every row."""
+    lines, rows, kept = _by_rows(C, axes)
+    low, high = (end.reshape(*end.shape[:2], *kept) for end in combined(bounds, index, lines, rows))
+    return low, high
+
+
+def _by_rows(C: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, list[int]]:
+    """The entries ``[rows, d]`` of every row along the axes, ``C [..., rows, d]``, and the shape of what rows give."""
     shape = C.shape[2:]
     order = [i for i in range(len(shape)) if i not in axes] + list(axes)
     d = math.prod(shape[axis] for axis in axes)
 
-    def by_rows(t: Tensor) -> Tensor:
-        """``[..., *shape]`` as ``[..., rows, d]``."""
+    def moved(t: Tensor) -> Tensor:
         lead = t.ndim - len(shape)
-        moved = t.permute(*range(lead), *(lead + i for i in order))
-        return moved.reshape(*t.shape[:lead], math.prod(shape) // d, d)
+        there = t.permute(*range(lead), *(lead + i for i in order))
+        return there.reshape(*t.shape[:lead], math.prod(shape) // d, d)
 
-    lines = by_rows(torch.arange(math.prod(shape), device=C.device).reshape(shape))
-    kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
-    low, high = (end.reshape(*end.shape[:2], *kept) for end in combined(bounds, index, lines, by_rows(C)))
-    return low, high
+    lines = moved(torch.arange(math.prod(shape), device=C.device).reshape(shape))
+    return lines, moved(C), [1 if axis in axes else size for axis, size in enumerate(shape)]

@@ -127,34 +127,37 @@ def combined(bounds: LinearBounds, index: int, lines: Tensor, C: Tensor) -> Inte
 
     From its interval, and from its functions of the input where these fit the memory.
     """
+    low, high = least_combined(bounds, index, lines, C), -least_combined(bounds, index, lines, -C)
+    return torch.minimum(low, high), torch.maximum(low, high)
+
+
+def least_combined(bounds: LinearBounds, index: int, lines: Tensor, C: Tensor) -> Tensor:
+    """The lower ends of these ranges, which rounding may have put above the upper ones."""
     lower, upper = (end.flatten(1)[:, lines] for end in bounds.interval(index))  # [B, rows, d]
-    up, down, size = C.clamp(min=0), C.clamp(max=0), C.abs()
-    low, high = (_sums(up, a) + _sums(down, b) for a, b in ((lower, upper), (upper, lower)))
     if bounds.outward:
-        cost = bounds.share(2 * lines.shape[1]) * _sums(size, largest(lower, upper))
-        low, high = low - cost, high + cost
+        cost = bounds.share(2 * lines.shape[1]) * largest(lower, upper)
+        lower, upper = lower - 2 * cost, upper + 2 * cost
+    low = _sums(C.clamp(min=0), lower) + _sums(C.clamp(max=0), upper)
     found = shadow(bounds, index)
     if found is None:
-        return low, high
+        return low
     moved = ((found.below != 0) | (found.above != 0)).any(-1).any(0)[lines].any(-1).nonzero()[:, 0]
     if not len(moved) or not len(C):  # constants, of which their box says all, or nothing asked
-        return low, high
+        return low
     lines = lines[moved]
     C = C[:, :, moved] if C.shape[2] > 1 else C
-    ends: list[list[Tensor]] = [[], []]
+    parts = []
     for part in pieces(positions(C), together(bounds, len(lines))):
         bounds.check_time()
-        for side, some in enumerate((C[part], -C[part])):
-            least = lower_function(bounds, found, lines, some).least(bounds)
-            ends[side].append(torch.where(least.isfinite(), least, -math.inf))
-    low[..., moved] = torch.maximum(low[..., moved], torch.cat(ends[0]))
-    high[..., moved] = torch.minimum(high[..., moved], -torch.cat(ends[1]))
-    return torch.minimum(low, high), torch.maximum(low, high)
+        parts.append(lower_function(bounds, found, lines, C[part]).least(bounds))
+    least = torch.cat(parts)
+    low[..., moved] = torch.maximum(low[..., moved], torch.where(least.isfinite(), least, -math.inf))
+    return low
 
 
 def together(bounds: LinearBounds, rows: int) -> int:
     """How many combinations of so many rows to work on at once."""
-    return max(1, 4 * bounds.memory // (8 * bounds.size * rows * max(1, math.prod(bounds.graph.input_shape))))
+    return max(1, 4 * bounds.memory // (8 * bounds.size * rows * max(1, len(_moving(bounds)))))
 
 
 @dataclass(frozen=True)
@@ -175,12 +178,10 @@ class Function:
 
     def least(self, bounds: LinearBounds) -> Tensor:
         """The least value ``[S, B, rows]`` over the region."""
-        S, B, rows = self.slope.shape[:3]
-        shape = bounds.graph.input_shape
-        full = self.slope.new_zeros(S, rows, B, math.prod(shape))
-        full[..., self.moving] = self.slope.transpose(1, 2)
-        full = full.reshape(S * rows, B, *shape)
-        return bounds.region.minimum(full, bounds.outward).reshape(S, rows, -1).transpose(1, 2) + self.offset
+        S, _, rows = self.slope.shape[:3]
+        slope = self.slope.transpose(1, 2).flatten(0, 1)
+        found = bounds.region.minimum_along(self.moving, slope, bounds.outward)
+        return found.reshape(S, rows, -1).transpose(1, 2) + self.offset
 
 
 def lower_function(bounds: LinearBounds, found: Shadow, lines: Tensor, C: Tensor) -> Function:
