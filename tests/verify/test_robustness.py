@@ -15,13 +15,14 @@ from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
-from softhull.propagate.methods import Linear, Paper
+from softhull.propagate.methods import Branch, Linear, Paper
 from softhull.regions import Perturbation
 from softhull.verify.margins import Margins, class_change
 from softhull.verify.methods import CLASSES, RANGES, SCORES, TABLE, find_method
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import certified_radius, verify_robustness, verify_specification
 from tests.propagate.networks import random_attention
+from tests.propagate.test_shadow import encoder
 
 
 def _network(seed: int = 0):
@@ -264,3 +265,17 @@ def test_an_instance_has_the_same_bound_alone_as_among_others(seed):
         assert alone.records[0].verdict == record.verdict
         # Sums in another order end root searches elsewhere.
         assert alone.records[0].bound == pytest.approx(record.bound, rel=1e-5, abs=1e-9)
+
+
+def test_cells_are_boxes_where_few_inputs_move():
+    rng = np.random.default_rng(0)
+    graph = encoder(rng, 1, True, tokens=6, width=6)
+    x = torch.from_numpy(rng.normal(size=(1, *graph.input_shape)))
+    labels = graph(x).flatten(1).argmax(1)
+    only = np.zeros(graph.input_shape, dtype=bool)
+    only[0, :3] = True
+    ball, plain = Perturbation(0.45, only=only), Linear(optimize=0)
+    assert verify_robustness(graph, x, labels, ball, method=plain)[0].verdict is Verdict.UNKNOWN
+    (record,) = verify_robustness(graph, x, labels, ball, method=Branch(inner=plain, seconds=60)).records
+    assert record.verdict is Verdict.CERTIFIED
+    assert {entry for entry, _ in record.cuts} == {-1, 0, 1, 2}  # leaves, and the inputs that move

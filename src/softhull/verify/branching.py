@@ -3,7 +3,6 @@ the dual with cuts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,7 @@ CUT, CUT_LOGITS = "cuts", "cuts of logits"
 CELLS_OF_PRODUCTS = 16
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
-# Cells are boxes of inputs where there are at most so many.
+# Cells are boxes of inputs where at most so many move.
 BOXES = 32
 # Where entries that can be cut have a smaller share of the loss than this, other bounds come first.
 HERE = 0.6
@@ -57,8 +56,9 @@ Challenge = Callable[[list[int], list[Any]], None]
 def _(method: Branch, work: Work) -> Iterator[Any]:
     """Boxes of inputs after the method inside; with many inputs, cuts inside the network after linear walks."""
     cutting, networks = _Cutting(method, work), networks_of(work)
-    # With few inputs, halving them makes every bound tighter.
-    if math.prod(work.problem.graph.input_shape) <= BOXES:
+    # With few inputs that move, halving them makes every bound tighter.
+    region = work.problem.region
+    if int((region.upper > region.lower).flatten(1).sum(1).max()) <= BOXES:
         yield from stages(method.inner, work)
         cutting.boxes(work.open())
         return
