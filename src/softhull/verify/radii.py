@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..propagate.methods import Settings
 from ..show import data_frame, html_table
+from .engine import Work, stages
 from .result import Record, Verdict
 
 # Certified radii are found up to this share of themselves, however small they are.
@@ -71,6 +74,19 @@ class CertifiedRadii(np.ndarray):
         return html_table(repr(self).strip("<>"), self.to_dict())
 
 
+@dataclass(frozen=True)
+class AttackAlone(Settings):
+    """No bounds: what an attack breaks is all that is found."""
+
+    rounding: str = "outward"
+
+
+@stages.register(AttackAlone)
+def _(method: AttackAlone, work: Work) -> Iterator[Any]:
+    work.attack_open()
+    return iter(())
+
+
 class RadiusSearch:
     """What is known of the radius of every instance so far, and which to try next.
 
@@ -79,33 +95,46 @@ class RadiusSearch:
     """
 
     def __init__(self, misclassified: np.ndarray, cap: float, steps: int) -> None:
-        self.misclassified, self.cap, self.fine = misclassified, cap, cap / 2.0**steps
+        self.misclassified, self.cap, self.steps = misclassified, cap, steps
+        self.fine = cap / 2.0**steps
         count = len(misclassified)
         self.certified = np.zeros(count)
-        self.tried = np.full(count, 2 * cap)  # the smallest radius of the first look
+        self.looked_at = np.full(count, 2 * cap)  # the smallest radius of the first look
         self.survived = np.zeros(count)  # the largest radius tried without a counterexample
         self.refused = np.where(misclassified, 0.0, np.inf)  # the smallest radius that was not certified
         self.attacked = np.full(count, np.inf)  # the smallest radius with a counterexample
 
+    def to_attack(self) -> np.ndarray | None:
+        """The cap, half of it, and so on while it is broken, then between what is broken and what is not."""
+        broken = np.isfinite(self.attacked)
+        width = np.where(broken, self.attacked, self.cap) - self.survived
+        here = np.where(broken, self.attacked - width / 2, self.cap)
+        left = width > np.where(broken, self.attacked / 2.0 ** (self.steps // 2 + 1), 0.0)
+        return _some(here, left & ~self.misclassified)
+
     def to_look_at(self) -> np.ndarray | None:
-        """The cap, half of it, and so on while nothing is certified."""
-        return _some(self.tried / 2, (self.certified == 0) & ~self.misclassified)
+        """The cap, or what is less than half of what the attack breaks, then half of it, while nothing is certified."""
+        broken = np.isfinite(self.attacked)
+        halvings = np.ceil(np.log2(2 * self.cap / np.where(broken, self.attacked, 2 * self.cap)))
+        here = np.minimum(self.looked_at / 2, self.cap / 2.0**halvings)
+        open_ = (self.certified == 0) & ~self.misclassified
+        self.looked_at = np.where(open_, here, self.looked_at)
+        return _some(here, open_)
 
     def to_certify(self) -> np.ndarray | None:
         """Twice what is certified, or nearer where something is refused there; the cap where nothing is certified.
 
         From below: a proof is found early or not at all, and what is far too large takes all there is to find that out.
+        Multiples of ``2^-steps`` of the cap come before finer radii.
         """
-        halfway = np.where(np.isinf(self.refused), self.cap, (self.certified + self.refused) / 2)
-        here = np.where(self.certified > 0, np.minimum(2 * self.certified, halfway), halfway)
-        left = np.where(self.certified > 0, self.certified * _PRECISE, np.inf)
-        left = self.refused - self.certified > np.minimum(left, self.fine)
-        return _some(here, left & (self.certified < here) & (here < self.refused))
-
-    def to_attack(self) -> np.ndarray | None:
-        """Between what the attack breaks and what it does not."""
-        open_ = np.isfinite(self.attacked) & (self.survived < self.attacked)
-        return _some((self.survived + np.where(open_, self.attacked, 0.0)) / 2, open_)
+        low, high = self.certified, np.minimum(self.refused, 2 * self.cap)
+        here = np.where(low > 0, np.minimum(2 * low, (low + high) / 2), (low + high) / 2)
+        cells = np.floor(here / self.fine)
+        cells = np.where(cells * self.fine > low, cells, np.floor(low / self.fine) + 1)
+        coarse = cells * self.fine < high
+        here = np.where(coarse, np.minimum(cells * self.fine, self.cap), here)
+        left = coarse | (high - low > low * _PRECISE) & (low > 0)
+        return _some(here, left & (low < here) & (here < self.refused))
 
     def learn(self, here: np.ndarray, records: Mapping[int, Record], final: bool) -> None:
         """Take in the verdicts on radii, by instance; what is not certified is refused where it is broken or final."""
@@ -119,8 +148,6 @@ class RadiusSearch:
                 self.attacked[i] = min(self.attacked[i], radius)
             else:
                 self.survived[i] = max(self.survived[i], radius)
-            if not final:
-                self.tried[i] = min(self.tried[i], radius)
 
     def found(self, interrupted: bool = False) -> CertifiedRadii:
         """The result, NaN where the clean input is misclassified."""

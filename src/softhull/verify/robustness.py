@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -34,7 +34,7 @@ from .margins import Margins, class_change
 from .methods import find_method
 from .names import renamed
 from .problem import Effort, Problem, Solution
-from .radii import CertifiedRadii, RadiusSearch
+from .radii import AttackAlone, CertifiedRadii, RadiusSearch
 from .replay import contradictions
 from .result import Record, Result, Verdict
 
@@ -130,8 +130,8 @@ def certified_radius(
 ) -> CertifiedRadii:
     """The largest radius found certified for every instance, up to ``perturbation.eps``.
 
-    What the method tries first, at little cost, shows where to begin: the cap is halved until that proves something.
-    From there the whole method goes up, doubling the radius, and then by bisection.
+    What the attack breaks, and what the method tries first, at little cost, show where to begin: the radius is halved
+    until that proves something. From there the whole method goes up, doubling the radius, and then by bisection.
 
     The result is an array of radii: 0 where nothing was certified, NaN where the clean input is misclassified. Every
     radius in it was certified. Its attribute ``attacked`` has the smallest radius at which a counterexample was found
@@ -163,10 +163,11 @@ def certified_radius(
     limits = TimeLimits(TimeLimits.of(timeout, budget).for_batch(len(case.x)))
     search = RadiusSearch(~case.correct.cpu().numpy(), cap, steps)
     chosen = find_method(method)
-    # Proofs that cost little show where to look for those that cost much. Attacks need no proofs at all.
-    rounds = [(search.to_look_at, chosen.first)] * (2 * steps + 1) + [(search.to_certify, chosen)] * (3 * steps + 4)
-    rounds += [(search.to_attack, chosen.first)] * (steps // 2 if attack else 0)
-    effort, dear = _effort(None if attack else False, seed, memory), 0
+    # Attacks cost next to nothing, and proofs that cost little show where to look for those that cost much.
+    rounds: list[tuple[Callable[[], np.ndarray | None], Method | AttackAlone]] = []
+    rounds += [(search.to_attack, AttackAlone())] * (3 * steps + 2 if attack else 0)
+    rounds += [(search.to_look_at, chosen.first)] * (2 * steps + 1) + [(search.to_certify, chosen)] * (3 * steps + 4)
+    dear = 0
     for done, (next_radii, how) in enumerate(rounds):
         here = next_radii()
         if here is None:
@@ -178,6 +179,8 @@ def certified_radius(
         wanted = torch.from_numpy(here).to(case.x.device).isfinite().nonzero()[:, 0]
         part = case.take(wanted)
         region = perturbation.around(part.exact, torch.from_numpy(here).to(case.x)[wanted], dtype)
+        looking = next_radii == search.to_look_at
+        effort = _effort(None if attack and not looking else False, seed, memory)
         # The first radius must not take all of the time.
         share = 1 / max(1, steps + 2 - dear)
         result = _result(_Asked(part, region, margins.take(wanted), how, effort, limits), workers, share=share)
@@ -357,7 +360,7 @@ class _Asked:
     case: _Case
     region: Region
     margins: Margins
-    method: Method
+    method: Method | AttackAlone
     effort: Effort
     limits: TimeLimits
 
@@ -387,7 +390,9 @@ class _Asked:
     def answer(self, batch: Tensor) -> list[Record]:
         case, region, margins = self.case, self.region.take(batch), self.margins.take(batch)
         effort = replace(self.effort, deadline=self.limits.for_batch(len(batch)))
-        method = Enumerate(self.method) if region.finite else self.method
+        method: Any = self.method
+        if region.finite and not isinstance(method, AttackAlone):
+            method = Enumerate(method)
         solution = solve(Problem(self.networks, region, case.x[batch], margins), method, effort)
         found = [_record(case, i, place, solution, region, margins) for place, i in enumerate(batch.tolist())]
         return _replay(case, found, region, solution.worst, self.effort.seed)
