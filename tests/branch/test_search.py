@@ -60,9 +60,8 @@ def test_a_search_tells_how_its_bound_rises() -> None:
     assert [bound for bound, cut in grown.trees[0] if cut is None] == [leaf.bound for leaf in found.roots[0].leaves()]
 
 
-@pytest.mark.parametrize("sharpen", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "sharpen"), [(0, True), (1, False), (2, True)])
 def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str, sharpen: bool) -> None:
     problem = random_inner(seed, kind, sharpen)
     x = problem.points()
@@ -102,7 +101,7 @@ def test_a_line_that_cuts_into_its_curve_is_noticed_in_sharpened_intervals(monke
         test_sharpened_intervals_hold_and_are_never_wider("relu")
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3])
+@pytest.mark.parametrize("seed", [0, 3])
 def test_cuts_of_logits_hold_in_their_cells(seed: int) -> None:
     """The target is what sampling finds, so that the search goes on until it has no nodes left."""
     problem = random_product(seed)
