@@ -244,12 +244,8 @@ class Writer:
             return
         place, cell = int(self.rng.integers(len(entries))), int(self.rng.integers(len(parts)))
         cuts = [step for part in parts for step in part if isinstance(step, dict) and "cuts" in step]
-        kind = self._pick(
-            [
-                "end", "end", "drop", "swap", "repeat", "value", "entry", "minus", "tensor", "multiply", "multiply", "lift",
-                "planes", "none",
-            ]
-        )  # fmt: skip
+        changes = "end end drop swap repeat value entry minus tensor multiply multiply lift planes none"
+        kind = self._pick(changes.split())
         if kind == "end":  # after some cell
             behind = int(np.flatnonzero(np.cumsum(entries < 0) > cell)[:1].sum()) + 1
             entries, values, minus = entries[:behind], values[:behind], minus[:behind]
