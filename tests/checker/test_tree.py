@@ -122,6 +122,16 @@ def test_what_a_cell_learns_stays_in_it(tmp_path: Path) -> None:
     assert before[1] == after[1]
 
 
+@exactly
+def test_a_difference_that_is_cut_is_known_on_its_own_side_alone(tmp_path: Path) -> None:
+    networks = Networks([random_attention(tmp_path / "m.onnx", np.random.default_rng(0))])
+    view, known = networks.tensors["0:h"], Knowledge(networks, Region(-np.ones(6), np.ones(6)))
+    below, above = (known.within(cell.region, cell.cuts) for cell in halves(Cell(known.region), view, [2, 5], 0.25))
+    assert (below.difference(view, 5, 2), below.difference(view, 2, 5)) == (-0.25, -np.inf)
+    assert (above.difference(view, 5, 2), above.difference(view, 2, 5)) == (-np.inf, 0.25)
+    assert known.difference(view, 2, 5) == -np.inf
+
+
 @pytest.fixture(scope="module")
 def branched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray, int, Perturbation, Certificate]:
     """A small attention network, an input, and the first radius of some for which the whole region has no proof."""
@@ -238,6 +248,10 @@ def _fits_of_another_cell(steps: list[Any], tree: dict[str, Any], arrays: dict[s
         step["rules"] = first["rules"]
 
 
+REASONS = {
+    _negative: "cuts holds numbers outside of their range",
+    _planes_of_another_cell: "planes that were not derived",
+}
 INSIDE = [
     _negative,
     _other_entry,
@@ -257,8 +271,8 @@ def test_forged_cuts_inside_are_rejected(cut_inside: Any, forge: Callable[..., N
     write_certificate(tmp_path / "c.npz", Certificate(header, arrays))
     checked = check_certificate(tmp_path / "c.npz", [model])
     assert not checked.accepted
-    if forge is _negative:  # whatever would follow from them
-        assert "cuts holds numbers outside of their range" in checked.reason
+    if forge in REASONS:  # whatever would follow from them
+        assert REASONS[forge] in checked.reason
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ class Writer:
             return
         place, cell = int(self.rng.integers(len(entries))), int(self.rng.integers(len(parts)))
         cuts = [step for part in parts for step in part if isinstance(step, dict) and "cuts" in step]
-        changes = "end end drop swap repeat value entry minus tensor multiply multiply lift planes none"
+        changes = "end end drop swap repeat value entry minus tensor multiply multiply lift none"
         kind = self._pick(changes.split())
         if kind == "end":  # after some cell
             behind = int(np.flatnonzero(np.cumsum(entries < 0) > cell)[:1].sum()) + 1
@@ -264,11 +264,6 @@ class Writer:
             entries[place] = int(self.rng.integers(-1, entries.max(initial=0) + 3))
         elif kind == "minus":
             minus[place] = self._pick([-1, entries[place], int(self.rng.integers(-1, entries.max(initial=0) + 3))])
-        elif kind == "planes":  # steps of another cell in place of those that derive planes
-            own, theirs = parts[cell], self._pick(parts)
-            some = [n for n, step in enumerate(own) if isinstance(step, dict) and step.get("claim") == "planes"]
-            if some and theirs:
-                own[self._pick(some)] = self._pick(theirs)
         elif kind == "tensor" and names:
             names[place % len(names)] = self._pick([*self.tensors, None])
         elif kind == "multiply" and cuts:
