@@ -165,6 +165,7 @@ PLANTED = [
       ("affine", "relu", "residual")),
     P("where a cut is forgotten", K, "lower_bounds", " - cut.sign * share * arb(cut.value)", "",
       ("affine", "relu", "residual")),
+    P("a difference that is cut is a sum", replay.Cut, "row", "-1.0", "1.0", ("affine", "relu", "residual")),
     P("what a cell learns leaves it", K, "within", "{i: dict(known) for i, known in self._apart.items()}",
       "self._apart", ("relu", "attention")),
     # Operators that are made of others, masks, ranges of probabilities
