@@ -55,6 +55,7 @@ class Quadratic:
     matrices: list[Tensor]  # symmetric C [P, r, r]
     fits: dict[int, FittedRows] = field(default_factory=dict)  # by softmax, where rows were fitted
     splits: dict[int, Split] = field(default_factory=dict)  # by product, those of probabilities beside fitted rows
+    bents: dict[int, Bent] = field(default_factory=dict)  # by rectifier, where lines are bent
 
     def detached(self) -> Quadratic:
         """The same numbers, no longer functions of free parameters."""
@@ -207,6 +208,7 @@ class SecondOrderBounds:
             [*walk.matrices.values(), *(matrix for _, matrix in thin)],
             dict(walk.fits),
             walk.splits,
+            walk.bents,
         )
         for fit in walk.fits.values():
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
@@ -275,6 +277,7 @@ class _Collecting(LinearWalk):
         self.thin: dict[int, list[Term]] = {}
         self.known, self.fits = known, dict[int, FittedRows]()
         self.splits: dict[int, Split] = {}
+        self.bents: dict[int, Bent] = {}
 
     def step(self, index: int, A: Tensor) -> Step:
         node = self.bounds.graph.nodes[index]
@@ -291,6 +294,7 @@ class _Collecting(LinearWalk):
         if self.free is not None and index in self.forms.rectified:
             form, number = self.forms.rectified[index]
             bent = Bent(self.bounds, index, A[0], form.take(self.instances), self.bases[number], self.free)
+            self.bents[index] = bent
             self._add(number, bent.term(), bent.matrix)
             return zip(node.inputs, bent.linear()), bent.shift()
         if self.near is not None and index in self.forms.logits:
