@@ -488,7 +488,7 @@ class Quadratics(Walks):
         return None if better is None else replace(self, second=((better,),))
 
     def bent(self, work: Work) -> Iterator[Quadratics]:
-        """The same, instance by instance, with rectifiers bent together. There is no certificate of what that proves."""
+        """The same, instance by instance, with rectifiers bent together. There is no certificate of that."""
         if work.effort.proofs or len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
             return
         bounds = self.second[0][0].bounds

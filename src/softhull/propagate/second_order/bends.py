@@ -8,8 +8,8 @@ better are one family: with ``l <= x <= u``, the nearer end at a distance L of z
     k <= 1 / (4 L)        through the nearer end, touching the other half;
     beyond                ``k x^2 + x / 2 + 1 / (16 k)``: touching both halves.
 
-For every x this is convex in k, with one slope where the pieces meet. From below, ``0``, ``x`` and ``x (x - l) / (u - l)``
-may be mixed with any weights. So the bound of the Lagrangian dual,
+For every x this is convex in k, with one slope where the pieces meet. From below, ``0``, ``x`` and
+``x (x - l) / (u - l)`` may be mixed with any weights. So the bound of the Lagrangian dual,
 
     max v   with   q(eps) - v + sum d_g (eps_g^2 - 1)  >=  0  for all eps,
 
@@ -111,8 +111,8 @@ def best_bends(
 class _Path:
     """Variables ``y``: the value, multipliers of groups, bends from above, weights of ``x`` and the bent one below.
 
-    Each is the factor of an atom: ``[[a, b / 2], [b / 2, c]]`` on (1, x) for one column x of ``columns [1 + n + m]``, all
-    over (1, eps): 1 itself, every noise number, and what every rectifier is applied to.
+    Each is the factor of an atom: ``[[a, b / 2], [b / 2, c]]`` on (1, x) for one column x of ``columns [1 + n + m]``,
+    all over (1, eps): 1 itself, every noise number, and what every rectifier is applied to.
     """
 
     def __init__(self, constant: Tensor, linear: Tensor, B: Tensor, met: Rectifiers, groups: Tensor) -> None:
