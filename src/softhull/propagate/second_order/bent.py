@@ -46,8 +46,9 @@ class Bent:
         self.slope, self.bend = (torch.where(rising, side[0], side[1]) for side in (slope, bend))
         below = torch.minimum(torch.minimum(-slope[0] * low, (1 - slope[0]) * high), -bend[0] * low * high)
         above = _peak(slope[1], bend[1], low, high)
-        lost = ulps(32, width.dtype) * width + underflow(width.dtype)
-        offset = torch.where(rising, below - lost, above + lost)
+        with torch.no_grad():  # of numbers of at most this size some ten are multiplied and added up
+            lost = ulps(32, width.dtype) * width * (1 + slope.abs() + bend * width) + underflow(width.dtype)
+        offset = torch.where(rising, below - lost[0], above + lost[1])
         # What does not cross is zero or the identity, exactly.
         self.slope = torch.where(crossing, self.slope, (lower >= 0).to(chord))
         self.bend = torch.where(crossing, self.bend, 0.0)

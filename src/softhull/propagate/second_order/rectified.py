@@ -20,7 +20,7 @@ from ...graph.rounding import share, ulps
 from ..free import Free
 from ..structure import pieces, positions
 from .affine_form import AffineForm, Basis, Noise
-from .bends import Chosen, Rectifiers, best_bends
+from .bends import Chosen, Rectifiers, best_bends, best_bends_over_pairs
 from .bent import Bent
 from .dual import Pursuit
 from .sharpen import entries_allowed
@@ -159,9 +159,13 @@ def _choice(found: Quadratic, noise: Noise, target: float) -> tuple[Chosen, Tens
         B = B - x.slope.mT @ (c[:, None] * x.slope)
         met.append(x)
     x = Rectifiers(*(torch.cat([getattr(t, name) for t in met]) for name in Rectifiers.__dataclass_fields__))
-    groups = torch.arange(n, device=linear.device)
-    inputs = noise.inputs
-    if noise.norm != math.inf:
+    groups, inputs, enough = torch.arange(n, device=linear.device), noise.inputs, target + 0.5 * (1 + abs(target))
+    if noise.norm == 1:
+        beside, own = x.slope[:, inputs:].abs().sum(1), replace(x, slope=x.slope[:, :inputs])
+        ball = linear[:inputs], B[:inputs, :inputs]
+        chosen = best_bends_over_pairs(constant.detach(), *ball, own, beside, _STEPS, enough)
+        return None if chosen is None else (chosen, torch.full_like(linear, math.nan)[None])
+    if noise.norm == 2:
         Q = _directions(linear[:inputs], B[:inputs, :inputs], x.slope[:, :inputs])
         r = Q.shape[1]
         linear, B, slope = (_turned(t, Q) for t in (linear, B, x.slope))
@@ -170,11 +174,11 @@ def _choice(found: Quadratic, noise: Noise, target: float) -> tuple[Chosen, Tens
         groups = torch.cat((groups.new_zeros(r), 1 + groups[: n - inputs]))
     if len(linear) > _LARGEST:
         return None
-    choice = best_bends(constant.detach(), linear, B, x, groups, _STEPS, target + 0.1 * (1 + abs(target)))
+    choice = best_bends(constant.detach(), linear, B, x, groups, _STEPS, enough)
     if choice is None:
         return None
     d = choice.multipliers
-    if noise.norm != math.inf:
+    if noise.norm == 2:
         d = torch.cat((d[:1].expand(inputs), d[1:]))
     return choice, d[None]
 
