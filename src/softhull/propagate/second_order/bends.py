@@ -33,6 +33,7 @@ _SHORT, _BACK, _TRIES = 0.9, 0.8, 30
 _AIMS = ((0.8, 0.15), (0.4, 0.3), (0.0, 0.6))
 _PAIRS = 1 << 12  # pairs of corners that a choice looks at
 _ENOUGH = 5e-3  # what is left to gain, in units of the value, or of a tenth
+_LITTLE = 0.05  # multipliers of noise that is held, as a share of those at first
 _FIRST, _GROW = 0.02, 1.5  # multipliers at first, as a share of row sums, growing until the quadratic is definite
 
 
@@ -64,7 +65,10 @@ class Rectifiers:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Slopes and bends ``[m]`` of ``slope x + bend x^2 + offset``, multipliers ``[groups]``, and the value expected."""
+    """Slopes and bends ``[m]`` of ``slope x + bend x^2 + offset``, multipliers, and the value expected.
+
+    Multipliers are those of groups, then those of noise that is held, in order.
+    """
 
     slope: Tensor
     bend: Tensor
@@ -101,21 +105,36 @@ def above(k: Tensor, low: Tensor, high: Tensor) -> Coefficients:
 
 
 def best_bends(
-    constant: Tensor, linear: Tensor, B: Tensor, met: Rectifiers, groups: Tensor, steps: int, target: float
+    constant: Tensor,
+    linear: Tensor,
+    B: Tensor,
+    met: Rectifiers,
+    groups: Tensor,
+    held: Tensor,
+    steps: int,
+    target: float,
 ) -> Chosen | None:
     """The best choice for one quadratic ``constant + linear . eps + eps'B eps`` plus rectifiers; None where it fails.
 
-    ``groups [n]``: the squares of noise of one group add up to at most 1. Work ends when the value exceeds ``target``.
+    ``groups [n]``: the squares of noise of one group add up to at most 1. ``held [n]``: 1 for noise that is never below
+    0, -1 for noise that is never above. Work ends when the value exceeds ``target``.
     """
-    path = _Definite(constant, linear, B, met, groups)
+    path = _Definite(constant, linear, B, met, groups, held)
     return path.follow(steps, target) if path.begin() else None
 
 
 def best_bends_over_pairs(
-    constant: Tensor, linear: Tensor, B: Tensor, met: Rectifiers, beside: Tensor, steps: int, target: float
+    constant: Tensor,
+    linear: Tensor,
+    B: Tensor,
+    met: Rectifiers,
+    beside: Tensor,
+    held: Tensor,
+    steps: int,
+    target: float,
 ) -> Chosen | None:
     """The same over an l_1 ball of all the noise; what a rectifier is applied to is known up to ``beside [m]``."""
-    path = _Corners(constant, linear, B, met, beside)
+    path = _Corners(constant, linear, B, met, beside, held)
     found = path.follow(steps, target) if path.begin(path.start()) else None
     # Pairs that were not looked at may be worse by now.
     if found is not None and path.all_seen:
@@ -251,16 +270,21 @@ class _Definite(_Path):
     1 itself, every noise number, and what every rectifier is applied to.
     """
 
-    def __init__(self, constant: Tensor, linear: Tensor, B: Tensor, met: Rectifiers, groups: Tensor) -> None:
+    def __init__(
+        self, constant: Tensor, linear: Tensor, B: Tensor, met: Rectifiers, groups: Tensor, held: Tensor
+    ) -> None:
         self.groups, self.sizes = groups, torch.bincount(groups).to(B)
-        super().__init__(met, len(self.sizes))
+        self.held = held.nonzero()[:, 0]
+        self.signs = held[self.held]
+        super().__init__(met, len(self.sizes) + len(self.held))
         self.n = n = len(linear)
         self.base = torch.cat((torch.cat((constant[None], linear / 2))[None], torch.cat((linear[:, None] / 2, B), 1)))
         self.lines = torch.cat((met.centre[:, None], met.slope), 1)
         self.columns = torch.cat((torch.eye(1 + n, dtype=B.dtype, device=B.device), self.lines))
-        self.owner = torch.cat((self.place[0], self.place[1][groups], *self.place[2:]))
+        own = self.place[1][groups], self.place[1][len(self.sizes) :]
+        self.owner = torch.cat((self.place[0], *own, *self.place[2:]))
         first = torch.arange(1 + n, device=B.device)
-        self.column = torch.cat((first, 1 + n + self.up, 1 + n + self.down, 1 + n + self.down))
+        self.column = torch.cat((first, 1 + self.held, 1 + n + self.up, 1 + n + self.down, 1 + n + self.down))
 
     def begin(self) -> bool:
         """A point inside: multipliers that are large enough."""
@@ -269,6 +293,7 @@ class _Definite(_Path):
         d = _FIRST * (self.S[1:, 1:].abs().sum(1) + self.S[0, 1:].abs()).amax()
         for _ in range(_TRIES):
             y[self.place[1]] = d
+            y[self.place[1][len(self.sizes) :]] *= _LITTLE
             self.put(y)
             value = self.value()
             if math.isfinite(value):
@@ -285,15 +310,20 @@ class _Definite(_Path):
 
     def put(self, y: Tensor) -> bool:
         value, first, curved = self.terms(y)
-        v, d = y[:1], y[self.place[1]]
+        d, e = y[self.place[1]].split((len(self.sizes), len(self.held)))
         S = self.base + _over(value, self.lines)
-        S[0, 0] -= v[0] + d.sum()
+        S[0, 0] -= y[0] + d.sum()
         S.diagonal()[1:].add_(d[self.groups])
+        here = 1 + self.held
+        S[here, here] += e
+        S[0, here] -= self.signs * e / 2
+        S[here, 0] -= self.signs * e / 2
         factor, info = torch.linalg.cholesky_ex(S)
         self.y, self.S, self.curved = y, S, curved
-        one = S.new_ones(self.n)
+        one, other = S.new_ones(self.n), torch.ones_like(self.signs)
         on_noise = torch.stack((-1 / self.sizes[self.groups], 0 * one, one))
-        self.atoms = torch.cat((S.new_tensor([[-1.0], [0.0], [0.0]]), on_noise, first), 1)
+        on_held = torch.stack((0 * other, -self.signs, other))
+        self.atoms = torch.cat((S.new_tensor([[-1.0], [0.0], [0.0]]), on_noise, on_held, first), 1)
         inside = not bool(info) and bool(S.isfinite().all())
         if inside:
             self.W = torch.cholesky_inverse(factor)
@@ -349,7 +379,9 @@ class _Corners(_Path):
     ``constant + l . (s + t) / 2 + s'B t``, as where it is bounded.
     """
 
-    def __init__(self, constant: Tensor, linear: Tensor, B: Tensor, met: Rectifiers, beside: Tensor) -> None:
+    def __init__(
+        self, constant: Tensor, linear: Tensor, B: Tensor, met: Rectifiers, beside: Tensor, held: Tensor
+    ) -> None:
         super().__init__(met, 0)
         self.constant, self.linear, self.B, self.beside = constant, linear, B, beside
         n = len(linear)
@@ -357,6 +389,7 @@ class _Corners(_Path):
         self.noise = torch.where(number < 2 * n, number % n, 0)
         self.sign = torch.where(number < n, 1.0, torch.where(number < 2 * n, -1.0, 0.0)).to(B)
         self.slopes = met.slope[:, self.noise] * self.sign  # [m, corners]
+        self.out = self.sign * held[self.noise] < 0
         self.all_seen = False
 
     def begin(self, y: Tensor) -> bool:
@@ -367,7 +400,7 @@ class _Corners(_Path):
         least = pairs.flatten().topk(min(_PAIRS, corners**2), largest=False).indices
         self.all_seen = corners**2 <= _PAIRS
         one, other = least // corners, least % corners
-        keep = one <= other
+        keep = (one <= other) & ~self.out[one] & ~self.out[other]
         one, other = one[keep], other[keep]
         sign, i, j = self.sign, self.noise[one], self.noise[other]
         mean = (self.linear[i] * sign[one] + self.linear[j] * sign[other]) / 2
@@ -399,7 +432,7 @@ class _Corners(_Path):
         opposite = (torch.arange(2 * n + 1, device=M.device) + n) % (2 * n)
         found = (at[:, None] + at) / 2 + both
         found[torch.arange(2 * n, device=M.device), opposite[: 2 * n]] = math.inf  # that is nothing, twice
-        return found
+        return found.masked_fill(self.out | self.out[:, None], math.inf)
 
     def put(self, y: Tensor) -> bool:
         value, first, curved = self.terms(y)

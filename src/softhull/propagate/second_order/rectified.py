@@ -121,7 +121,7 @@ def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> Tensor:
     chosen = _choice(before, noise, target)
     if chosen is None:
         return best
-    choice, d = chosen
+    choice, d, weights = chosen
     start = 0
     for index, bent in before.bents.items():
         which = _crossing(bent)
@@ -129,6 +129,8 @@ def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> Tensor:
         bent.put(free, index, which, choice.slope[start:end], choice.bend[start:end])
         start = end
     quadratic = second.quadratic(row, instance, free=free).detached()
+    if noise.held is not None:
+        quadratic = quadratic.held(noise.held, weights[: noise.inputs])
     for known in (d, None):
         low, _ = solve_quadratic(quadratic, noise, Pursuit(_LAST, goal, known, hopeless=True))
         best = torch.maximum(best, low)
@@ -142,8 +144,11 @@ def _crossing(bent: Bent) -> Tensor:
     return (bent.crossing & (bent.A != 0)).flatten().nonzero()[:, 0]
 
 
-def _choice(found: Quadratic, noise: Noise, target: float) -> tuple[Chosen, Tensor] | None:
-    """The best slopes and bends for a quadratic of one row, by those it was walked with, and multipliers ``[1, n]``."""
+def _choice(found: Quadratic, noise: Noise, target: float) -> tuple[Chosen, Tensor, Tensor] | None:
+    """The best slopes and bends for a quadratic of one row, by those it was walked with.
+
+    Beside them multipliers ``[1, n]`` of the noise, and those ``[n]`` of noise that is held, 0 for all other.
+    """
     n = found.linear.shape[1]
     parts = [(bent, _crossing(bent)) for bent in found.bents.values()]
     if not sum(len(which) for _, which in parts):
@@ -160,11 +165,14 @@ def _choice(found: Quadratic, noise: Noise, target: float) -> tuple[Chosen, Tens
         met.append(x)
     x = Rectifiers(*(torch.cat([getattr(t, name) for t in met]) for name in Rectifiers.__dataclass_fields__))
     groups, inputs, enough = torch.arange(n, device=linear.device), noise.inputs, target + 0.5 * (1 + abs(target))
+    held = torch.zeros_like(linear)
+    if noise.held is not None:
+        held[:inputs] = noise.held
     if noise.norm == 1:
         beside, own = x.slope[:, inputs:].abs().sum(1), replace(x, slope=x.slope[:, :inputs])
         ball = linear[:inputs], B[:inputs, :inputs]
-        chosen = best_bends_over_pairs(constant.detach(), *ball, own, beside, _STEPS, enough)
-        return None if chosen is None else (chosen, torch.full_like(linear, math.nan)[None])
+        chosen = best_bends_over_pairs(constant.detach(), *ball, own, beside, held[:inputs], _STEPS, enough)
+        return None if chosen is None else (chosen, torch.full_like(linear, math.nan)[None], torch.zeros_like(held))
     if noise.norm == 2:
         Q = _directions(linear[:inputs], B[:inputs, :inputs], x.slope[:, :inputs])
         r = Q.shape[1]
@@ -172,15 +180,18 @@ def _choice(found: Quadratic, noise: Noise, target: float) -> tuple[Chosen, Tens
         B = _turned(B.mT, Q)
         x = replace(x, slope=slope)
         groups = torch.cat((groups.new_zeros(r), 1 + groups[: n - inputs]))
+        held = held if r == inputs else torch.zeros_like(linear)  # other directions are not held
     if len(linear) > _LARGEST:
         return None
-    choice = best_bends(constant.detach(), linear, B, x, groups, _STEPS, enough)
+    choice = best_bends(constant.detach(), linear, B, x, groups, held, _STEPS, enough)
     if choice is None:
         return None
-    d = choice.multipliers
+    which = held.nonzero()[:, 0]
+    d, e = choice.multipliers.split((int(groups.max()) + 1, len(which)))
+    weights = torch.zeros_like(held).index_copy(0, which, e)
     if noise.norm == 2:
         d = torch.cat((d[:1].expand(inputs), d[1:]))
-    return choice, d[None]
+    return choice, d[None], weights
 
 
 def _directions(linear: Tensor, B: Tensor, slope: Tensor) -> Tensor:
