@@ -165,10 +165,8 @@ def test_a_centre_at_an_end_of_the_box_goes_one_way(norm, dtype):
         C = torch.randn((1, 1, 40), generator=generator, dtype=dtype)
         free = ((C[0] < 0) & (x < 1)) | ((C[0] > 0) & (x > 0))
         slope = torch.where(free, C[0], 0.0).double()
-        if norm == 2:
-            step = slope / slope.norm()
-        else:
-            step = torch.where(slope.abs() == slope.abs().amax(), slope.sign(), 0.0)
+        corner = torch.where(slope.abs() == slope.abs().amax(), slope.sign(), 0.0)
+        step = slope / slope.norm() if norm == 2 else corner
         best = region.project(x - 0.1 * (1 - 1e-5) * step.to(dtype))
         assert region.contains(best[0])
         exact = sum(Fraction(a) * Fraction(b) for a, b in zip(C.flatten().tolist(), best.flatten().tolist()))

@@ -73,8 +73,8 @@ class Region:
         """Theorem: over a box ``a.x >= a.m - |a|.r`` (middle, reach), over a ball ``a.x >= a.c - eps |a s|_*``.
 
         The region lies in both, so the larger holds; ``|.|_*`` is the largest entry for l_1, the l_2 norm for l_2. With
-        units s a point of the ball is ``c + s w``, ``|w| <= eps``. Where c is at the lower end of the box, ``x >= c``, so
-        that a_i >= 0 adds at least ``a_i c_i``: such entries have no part in the norm, nor do a_i <= 0 at an upper end.
+        units s a point of the ball is ``c + s w``, ``|w| <= eps``. Where c is at the lower end of the box ``x >= c``,
+        so that a_i >= 0 adds at least ``a_i c_i``: such entries have no part in the norm, nor a_i <= 0 at an upper end.
         """
         best = minimum_over(rows, self.lower, self.upper)
         if self.centre is None:

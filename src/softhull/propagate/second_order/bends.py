@@ -150,6 +150,7 @@ class _Path(ABC):
 
     y: Tensor
     z: Tensor
+    curved: Tensor  # second derivatives [3, up] by bends from above
     length: float
 
     def __init__(self, met: Rectifiers, groups: int) -> None:
