@@ -131,12 +131,26 @@ def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> Tensor:
     quadratic = second.quadratic(row, instance, free=free).detached()
     if noise.held is not None:
         quadratic = quadratic.held(noise.held, weights[: noise.inputs])
-    for known in (d, None):
-        low, _ = solve_quadratic(quadratic, noise, Pursuit(_LAST, goal, known, hopeless=True))
+    for find in (lambda: d, lambda: _multipliers(quadratic, noise)):
+        low, _ = solve_quadratic(quadratic, noise, Pursuit(_LAST, goal, find(), hopeless=True))
         best = torch.maximum(best, low)
         if bool(best > goal) or noise.norm == 1:
             break
     return best
+
+
+def _multipliers(found: Quadratic, noise: Noise) -> Tensor | None:
+    """The best multipliers ``[1, n]`` for a quadratic with nothing else to choose; None where that is too much work."""
+    n = found.linear.shape[1]
+    if n > _LARGEST:
+        return None
+    groups, none = torch.arange(n, device=found.linear.device), found.linear[0, :0]
+    if noise.norm == 2:
+        groups = (groups - noise.inputs + 1).clamp(min=0)
+    nothing = Rectifiers(none, none, none.new_zeros(0, n), none, none)
+    B, held = found.dense()[0][0], torch.zeros_like(found.linear[0])
+    chosen = best_bends(found.constant[0], found.linear[0], B, nothing, groups, held, _STEPS, math.inf)
+    return None if chosen is None else chosen.multipliers[groups][None]
 
 
 def _crossing(bent: Bent) -> Tensor:
