@@ -57,18 +57,16 @@ def test_together_they_cost_less_than_one_by_one(over):
         found = best_bends(zero, none, 0 * eye, met, groups, none, 60, math.inf)
         exact = -m if over == "l_inf" else -math.sqrt(m)
     assert found is not None
-    chords = -m / 2 - m / 2 if over == "l_inf" else -m / 2 - 0.5
     assert found.value <= exact + 1e-6
-    # Over balls the square root of x^2 is what bends know: half of it is linear, and adds up to nothing on both sides.
-    assert found.value >= (chords - 0.1 if over == "l_inf" else chords / 2)
+    # Nothing is lost in a box and an l_2 ball; chords would lose m / 2 beside what is linear.
+    assert found.value >= (-m / 4 if over == "l_1" else 1.01 * exact)
     assert bool((found.bend > 0).all())
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("seed", range(2, 4))
 @pytest.mark.parametrize("clip", [None, (-1.0, 1.0)])
-def test_forms_and_bounds_hold_and_gain(norm, seed, clip):
-    rng = np.random.default_rng(seed)
+def test_forms_and_bounds_hold_and_gain(norm, clip):
+    rng = np.random.default_rng(2)
     graph, eps = attention(rng), EPS[norm]
     x = torch.from_numpy(rng.normal(size=(2, *graph.input_shape)))
     x = x if clip is None else x.clamp(*clip)

@@ -110,6 +110,7 @@ def bent_lower(second: SecondOrderBounds, rows: Tensor, target: Tensor) -> Tenso
 
 
 def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> Tensor:
+    """The bound ``[1]`` on one row ``[1, *shape]``: without bends, then with the best ones."""
     noise, free = second.forms.noise, Free()
     instance = torch.zeros(1, dtype=torch.long, device=row.device)
     second.bounds.check_time()
