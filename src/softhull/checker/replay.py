@@ -73,12 +73,17 @@ class Region:
         """Theorem: over a box ``a.x >= a.m - |a|.r`` (middle, reach), over a ball ``a.x >= a.c - eps |a s|_*``.
 
         The region lies in both, so the larger holds; ``|.|_*`` is the largest entry for l_1, the l_2 norm for l_2. With
-        units s a point of the ball is ``c + s w``, ``|w| <= eps``.
+        units s a point of the ball is ``c + s w``, ``|w| <= eps``. Where c is at the lower end of the box ``x >= c``,
+        so that a_i >= 0 adds at least ``a_i c_i``: such entries have no part in the norm, nor a_i <= 0 at an upper end.
         """
         best = minimum_over(rows, self.lower, self.upper)
         if self.centre is None:
             return best
         size = magnitude(rows) if self.scale is None else magnitude(rows) * exact(self.scale)
+        for edge, sign in ((self.lower >= self.centre, 1), (self.upper <= self.centre, -1)):
+            for entry in np.flatnonzero(edge):
+                held = [bool(sign * a >= 0) for a in rows[:, entry]]
+                size[held, entry] = arb(0)
         reach = [(largest if self.norm == 1 else euclidean)(row) for row in size]
         ball = times(rows, matrix(exact(self.centre)[:, None]))[:, 0] - arb(self.eps) * np.array(reach, dtype=object)
         return np.array([a.max(b) for a, b in zip(best, ball)], dtype=object)

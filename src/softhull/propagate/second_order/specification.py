@@ -55,11 +55,30 @@ class Quadratic:
     matrices: list[Tensor]  # symmetric C [P, r, r]
     fits: dict[int, FittedRows] = field(default_factory=dict)  # by softmax, where rows were fitted
     splits: dict[int, Split] = field(default_factory=dict)  # by product, those of probabilities beside fitted rows
+    bents: dict[int, Bent] = field(default_factory=dict)  # by rectifier, where lines are bent
 
     def detached(self) -> Quadratic:
         """The same numbers, no longer functions of free parameters."""
         matrices = [matrix.detach() for matrix in self.matrices]
         return Quadratic(self.constant.detach(), self.linear.detach(), self.bases, matrices)
+
+    def held(self, signs: Tensor, weights: Tensor) -> Quadratic:
+        """The same plus ``weights . (eps^2 - signs eps)`` of the first noise numbers, which is at most 0.
+
+        Signs are 1 where a number is never below 0, -1 where it is never above, else 0; weights are at least 0.
+        """
+        which = ((signs != 0) & (weights > 0)).nonzero()[:, 0]
+        if not len(which):
+            return self
+        P = len(self.linear)
+        linear = self.linear.clone()
+        linear[:, which] -= weights[which] * signs[which]
+        # One difference for each number, and their sum.
+        lost = share(2, linear.dtype) * (self.linear[:, which].abs() + weights[which]).sum(1)
+        units = torch.eye(len(which), dtype=linear.dtype, device=linear.device).expand(P, -1, -1)
+        matrix = torch.diag(weights[which]).expand(P, -1, -1)
+        bases, matrices = [*self.bases, Basis(units, which)], [*self.matrices, matrix]
+        return replace(self, constant=self.constant - lost, linear=linear, bases=bases, matrices=matrices)
 
     def at(self, noise: Tensor) -> Tensor:
         """Its values ``[P]`` at some noise ``[P, n]``, to nearest."""
@@ -208,6 +227,7 @@ class SecondOrderBounds:
             [*walk.matrices.values(), *(matrix for _, matrix in thin)],
             dict(walk.fits),
             walk.splits,
+            walk.bents,
         )
         for fit in walk.fits.values():
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
@@ -276,6 +296,7 @@ class _Collecting(LinearWalk):
         self.thin: dict[int, list[Term]] = {}
         self.known, self.fits = known, dict[int, FittedRows]()
         self.splits: dict[int, Split] = {}
+        self.bents: dict[int, Bent] = {}
 
     def step(self, index: int, A: Tensor) -> Step:
         node = self.bounds.graph.nodes[index]
@@ -292,6 +313,7 @@ class _Collecting(LinearWalk):
         if self.free is not None and index in self.forms.rectified:
             form, number = self.forms.rectified[index]
             bent = Bent(self.bounds, index, A[0], form.take(self.instances), self.bases[number], self.free)
+            self.bents[index] = bent
             self._add(number, bent.term(), bent.matrix)
             return zip(node.inputs, bent.linear()), bent.shift()
         if self.near is not None and index in self.forms.logits:
@@ -341,7 +363,7 @@ def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[T
     goal = pursuit.target - found.constant
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
-        return sum_below(found.constant, sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
+        return sum_below(found.constant, sum_below(over_pairs(linear, B, noise.inputs, noise.held), -lost)), d
     problem, lost = found.problem(ball)
     pursuit = replace(pursuit, target=goal + lost)
     if isinstance(problem, LowRankQuadratic):
@@ -359,12 +381,13 @@ def _few(entries: int, noise: int) -> bool:
     return entries < 0.6 * noise
 
 
-def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
+def over_pairs(linear: Tensor, B: Tensor, inputs: int, held: Tensor | None = None) -> Tensor:
     """Lower bounds ``[P]`` on ``l . eps + eps'B eps`` with the first ``inputs`` numbers in an l_1 ball; no search.
 
     A point of the ball is ``sum_k t_k s_k`` with t >= 0 adding up to one and corners s (signed units, or nothing), so
     that there ``l . eps + eps'B eps = sum_km t_k t_m ((l . s_k + l . s_m) / 2 + s_k'B s_m)`` is at least its smallest
-    term. All other noise is bounded by absolute sums, of what it meets at a corner, too.
+    term. All other noise is bounded by absolute sums, of what it meets at a corner, too. ``held [inputs]``: 1 for noise
+    that is never below 0, -1 for noise that is never above; such noise has one corner.
     """
     own, met = B[:, :inputs, :inputs], B[:, :inputs, inputs:]
     other, rest = linear[:, inputs:], B[:, inputs:, inputs:]
@@ -372,6 +395,8 @@ def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
     away = rest.abs().sum(-1).sum(-1) - square.abs().sum(-1) + (-square).clamp(min=0).sum(-1)
     meeting = 2 * met.abs().sum(-1)  # [P, inputs]
     up, down = linear[:, :inputs] - meeting, -linear[:, :inputs] - meeting  # at the unit, at its negative
+    if held is not None:
+        up, down = torch.where(held < 0, math.inf, up), torch.where(held > 0, math.inf, down)
     best = torch.minimum(up, down)
     alike = torch.minimum(up[:, :, None] + up[:, None], down[:, :, None] + down[:, None]) / 2 + own
     apart = (up[:, :, None] + down[:, None]) / 2 - own
