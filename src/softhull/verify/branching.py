@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
-from ..branch.loop import Search
+from ..branch.loop import Bounds, Search
 from ..branch.product_leaves import ProductLeaves
 from ..branch.walk_leaves import Rows, WalkLeaves
 from ..errors import InvalidInput
@@ -84,6 +84,16 @@ class _Cutting:
         self.work = work
         self.problem, self.structure = work.problem, networks_of(work).graphs[0].structure
 
+    def _search(self, bounds: Bounds, instance: Tensor) -> Search:
+        """A search for margins, one problem for every instance given; what was spent on these counts."""
+        target, deadline = [0.0] * len(instance), self.effort.deadline
+        return Search(bounds, self.method, target, instance.tolist(), deadline, self._spent(instance))
+
+    def _spent(self, instance: Tensor) -> dict[int, float]:
+        """CPU seconds that some instances, the only ones under way, have had by now."""
+        self.found.spent.charge(instance.unique())
+        return {i: self.found.spent.of(i)["cpu_seconds"] for i in set(instance.tolist())}
+
     def boxes(self, instances: Tensor) -> None:
         """Cells that are boxes of inputs, bounded by linear walks and second order, all groups together."""
         if not len(instances):
@@ -92,7 +102,7 @@ class _Cutting:
         rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
         effort, method = self.effort, self.method
         bounds = WalkLeaves(graph, self.structure, region, rows, method.second_order, effort.memory, effort.deadline)
-        search = Search(bounds, method, [0.0] * len(instances), instances.tolist(), effort.deadline)
+        search = self._search(bounds, instances)
         groups = range(self.margins.groups)
         try:
             search.run(self._challenge(search, [groups] * len(instances)))
@@ -121,7 +131,7 @@ class _Cutting:
         rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
         offsets = self.margins.offsets[row, instance]
         cells = CutLeaves(bounds, instance, rows, offsets, sharpen=not self.effort.proofs)
-        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        search = self._search(cells, instance)
         challenge = self._challenge(search, [[g] for g in group.tolist()])
         elsewise: set[int] = set()  # instances that another search tells of
         try:
@@ -169,8 +179,9 @@ class _Cutting:
         """Cuts of logits and activations by second order, for some rows of some instances."""
         rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
         offsets = self.margins.offsets[row, instance]
-        cells = ProductLeaves(bounds, instance, rows, offsets, min(64, instances_together(bounds)))
-        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        left = {i: self.method.allowed - spent for i, spent in self._spent(instance).items()}
+        cells = ProductLeaves(bounds, instance, rows, offsets, min(64, instances_together(bounds)), left)
+        search = self._search(cells, instance)
         try:
             search.run(self._challenge(search, [[g] for g in group.tolist()]))
         finally:

@@ -69,8 +69,7 @@ def test_a_fit_that_ignores_other_weights_is_noticed() -> None:
     reach = 1.5 * (1 - torch.eye(3, dtype=torch.float64)).expand(1, 1, 3, 3)
     z = torch.zeros(1, 3, dtype=torch.float64)
     known = FittedRows(weights, 1, rows(at, -reach, reach), z).known()
-    parts = known.reference, known.centre, known.value, known.slope, known.matrix
-    lower = KnownFits(weights - 0.2, known.differences, *parts)  # as if the weights had been these
+    lower = replace(known, weights=weights - 0.2)  # as if the weights had been these
     taken = FittedRows(weights - 0.2, 1, rows(at, -reach, reach), z, lower)
     generator = torch.Generator().manual_seed(0)
     d = 1.5 * torch.rand(POINTS, 1, 1, 3, generator=generator, dtype=torch.float64) - 0.75
