@@ -236,15 +236,21 @@ def _halved(
     """The offset of a fit with the cells in which it is least halved along every axis, again and again."""
     m, priced = centres.shape[-1], bool((price > 0).any())
 
-    def above(centres: Tensor, half: Tensor) -> Tensor:
+    def above(centres: Tensor, half: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """The bounds of all cells, and the least value at a centre: what is above it needs no better bound."""
         phi = _Phi(A, at, centres)
-        return _above(phi.less(price, fit.level, fit.lines, half) if priced else phi, A, fit.slope, fit.matrix, half)
+        phi = phi.less(price, fit.level, fit.lines, half) if priced else phi
+        low, there = _above(phi, A, fit.slope, fit.matrix, half), torch.full_like(phi.value, math.inf)
+        within = _inside(centres, torch.zeros_like(half), apart)
+        there = torch.where(within, _over(phi, fit.slope, fit.matrix), there)
+        return torch.where(inside, low, math.inf), there.amin(-1)
 
-    low = torch.where(inside, above(centres, half), math.inf)
+    low, least = above(centres, half, inside)
     others = low.new_full(low.shape[:1], math.inf)
     ends = torch.tensor((-1.0, 1.0), dtype=A.dtype, device=A.device)
     corners = torch.cartesian_prod(*[ends] * m).reshape(-1, m)
     for most in _WORST_PRICED if priced else _WORST:
+        most = max(1, min(most, int((low < least[:, None]).sum(1).max())))
         if low.shape[1] > most:
             low, order = low.sort(dim=1)
             others = torch.minimum(others, low[:, most])
@@ -253,17 +259,22 @@ def _halved(
         new = (half / 2) * (1 + 1e-12) + ulps(4, A.dtype) * (centres.abs().amax(1) + half)
         centres = (centres[:, :, None] + (half / 2)[:, None, None] * corners).flatten(1, 2)
         half = new
-        low = torch.where(_inside(centres, half, apart), above(centres, half), math.inf)
+        low, there = above(centres, half, _inside(centres, half, apart))
+        least = torch.minimum(least, there)
     return _least(torch.minimum(low.amin(-1), others)[:, None])
+
+
+def _over(phi: _Phi, slope: Tensor, matrix: Tensor) -> Tensor:
+    """``phi(y) - slope . y - y'matrix y`` at the points of phi."""
+    return phi.value - (phi.y * slope[:, None]).sum(-1) - ((phi.y @ matrix) * phi.y).sum(-1)
 
 
 def _above(phi: _Phi, A: Tensor, slope: Tensor, matrix: Tensor, half: Tensor) -> Tensor:
     """At most the least of ``phi(y) - slope . y - y'matrix y`` in every cell: ``[N, cells]``."""
     centres = phi.y
     along = centres @ matrix  # [N, cells, m]
-    quadratic = (along * centres).sum(-1)
     linear = (centres * slope[:, None]).sum(-1)
-    rest = phi.value - linear - quadratic
+    rest = _over(phi, slope, matrix)
     gradient = (phi.gradient - slope[:, None] - 2 * along).abs()
     hessian = phi.hessian - 2 * matrix[:, None]
     bend = hessian.diagonal(dim1=-2, dim2=-1)
