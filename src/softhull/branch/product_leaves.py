@@ -41,7 +41,7 @@ from .loop import Cell, Solved
 from .losses import NARROW
 
 # Steps on the quadratic of a cell: at first, where multipliers that are nearly right are known, and in the end.
-STEPS, AGAIN, FINAL = 8, 3, 14
+STEPS, AGAIN, FINAL = 8, 3, 100
 # Multipliers of the last cut, in units of what the parent misses by the width that is cut.
 GRID, COARSE = (0.0, 0.3, 1.0, 3.0), (0.0, 0.3, 1.0)
 # And around the best of them.
@@ -50,7 +50,7 @@ NEARBY = (0.6, 1.7)
 # every cell costs more than the better choice gains.
 FIRST, CANDIDATES = 24, 1
 # The share of the time of an instance that this may take; then what entries lose chooses.
-RANKING = 0.2
+RANKING = 0.3
 # What an entry loses now counts beside it, with this weight.
 LOST = 0.1
 # How often the rows of whole regions are fitted anew.
@@ -118,14 +118,16 @@ class ProductLeaves:
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts; every cut that may be worth it is tried once, to rank them for all cells."""
         found = self._bounded([Cell(p, ()) for p in range(len(self.instance))], GRID)
-        self._fit_again(found)
-        ranked: dict[int, float] = {}  # by instance, the seconds that ranking has taken
+        each = self._fit_again(found)
         for p, root in enumerate(found):
-            i = int(self.instance[p])
-            if root.bound > 0 or root.warm is None or ranked.get(i, 0.0) > RANKING * self.left.get(i, math.inf):
+            if root.bound > 0 or root.warm is None or (root.warm.begun is None and root.warm.losses):
+                continue  # the few steps of a trial say less than the account where multipliers take many
+            own = int((self.instance == self.instance[p]).sum())  # problems that share the time of its instance
+            left = RANKING * self.left.get(int(self.instance[p]), math.inf) / own
+            count = max(0, int(min(FIRST, left / (2 * each))))
+            cuts = self._widest(root.warm.open, {}, count, root.warm.losses)
+            if not cuts:
                 continue
-            began = time.process_time()
-            cuts = self._widest(root.warm.open, {}, FIRST, root.warm.losses)
             tried = [Cell(p, (side,), root.warm) for cut in cuts for side in cut.sides]
             (whole, *values) = self.quick([Cell(p, (), root.warm), *tried])
             ends = iter(values)
@@ -135,19 +137,24 @@ class ProductLeaves:
                 place = cut.node, cut.plus, -1 if cut.minus is None else cut.minus
                 self.gains[p][place] = (low + 0.2 * high) / root.warm.open[place][0]
             root.cuts = self._widest(root.warm.open, self.gains[p], CANDIDATES, root.warm.losses)
-            ranked[i] = ranked.get(i, 0.0) + time.process_time() - began
         return found
 
-    def _fit_again(self, found: list[Solved]) -> None:
-        """Fits of whole regions depend on where they are near to: a few times over, towards where a bound is least."""
-        last = list(found)
+    def _fit_again(self, found: list[Solved]) -> float:
+        """Fits of whole regions depend on where they are near to: a few times over, towards where a bound is least.
+
+        Returns the CPU seconds that one takes, or less.
+        """
+        last, each = list(found), 1e-3
         for _ in range(ROUNDS if self.fitted else 0):
             left = [p for p, root in enumerate(found) if root.bound <= 0 and root.warm is not None]
             cells = [Cell(p, (), replace(last[p].warm, fits=None)) for p in left]
+            began = time.process_time()
             for p, other in zip(left, self._bounded(cells, GRID)):
                 last[p] = other
                 if other.bound > found[p].bound:
                     found[p] = other
+            each = (time.process_time() - began) / max(1, len(left))
+        return each
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
         """Bounds of candidate cells after few steps, to choose a cut by."""
@@ -360,27 +367,27 @@ class _Batch:
         least = x[:, : noise.inputs].clamp(-1, 1)
         self.noise = TOWARDS * least + (1 - TOWARDS) * near[:, : noise.inputs]
         self.x = self._inputs(least, everything)
-        self.losses = self._row_losses(quadratic, x.clamp(-1, 1))
-        self._add_activations()
+        self.losses = [{} for _ in self.cells]
+        self._account(quadratic, x.clamp(-1, 1), self.d_found, everything)
         return True
 
-    def _add_activations(self) -> None:
-        """What activations lose in every cell: the multiplier of the noise that is between their lines."""
-        assert self.begun is not None
-        if self.names is None:
+    def _account(self, quadratic: Quadratic, noise: Tensor, d: Tensor, part: Tensor) -> None:
+        """What entries lose in some cells, where the quadratics are least with multipliers ``d [P, n]``."""
+        for k, rows in zip(part.tolist(), self._row_losses(quadratic, noise, part)):
+            self.losses[k] |= rows
+        names, named = self._names(d.shape[1]), self.second.forms.named
+        if names is None:
             return
-        named, beyond = self.second.forms.named, self.second.forms.entries
-        table = self.d_found.new_zeros(len(self.cells), beyond + self.names.shape[1] + 2)
-        table = table.scatter(1, self.names, self.d_found.nan_to_num(0.0))
+        # What activations lose is the multiplier of the noise that is between their lines.
+        names = names[part]
+        table = d.new_zeros(len(part), int(names.max()) + 1).scatter(1, names, d.nan_to_num(0.0))
         for index, node in enumerate(self.leaves.graph.nodes):
             if index not in named or not isinstance(node.operator, Elementwise):
                 continue
-            lower, upper = (end.flatten(1) for end in self.second.bounds.interval(node.inputs[0], node.operator))
+            lower, upper = (end.flatten(1)[part] for end in self.second.bounds.interval(node.inputs[0], node.operator))
             lost = table[:, named[index] : named[index] + lower.shape[1]] / (upper - lower).clamp(min=1e-12)
-            for s, own in enumerate(lost.tolist()):
-                for entry, loss in enumerate(own):
-                    if loss > 0:
-                        self.losses[s][node.inputs[0], entry, -1] = loss
+            for k, own in zip(part.tolist(), lost.tolist()):
+                self.losses[k] |= {(node.inputs[0], entry, -1): loss for entry, loss in enumerate(own) if loss > 0}
 
     def _least(self, quadratic: Quadratic, counted: bool, steps: int) -> Tensor:
         """Multipliers of noise and of cuts, if these are counted, what they prove, and where that is least ``[S, n]``.
@@ -477,23 +484,23 @@ class _Batch:
                 later.add(name)
         return found
 
-    def _row_losses(self, quadratic: Quadratic, noise: Tensor) -> list[dict[Place, float]]:
-        """What every difference of logits may have cost, in proportion to its width, in every cell."""
-        found: list[dict[Place, float]] = [{} for _ in self.cells]
+    def _row_losses(self, quadratic: Quadratic, noise: Tensor, part: Tensor) -> list[dict[Place, float]]:
+        """What every difference of logits may have cost, in proportion to its width, in some cells."""
+        found: list[dict[Place, float]] = [{} for _ in part]
         bounds, graph = self.second.bounds, self.leaves.graph
         forms = self.second.forms
         for node, (index, entries) in self.leaves.softmaxes.items():
             if index not in quadratic.fits:
                 continue
             fit = quadratic.fits[index]
-            z = forms.bases[fit.logits.basis].take(positions(self.rows)).values(noise[:, : forms.noise_count])
+            z = forms.bases[fit.logits.basis].take(part).values(noise[:, : forms.noise_count])
             loss = fit.losses(z)
             for product, split in quadratic.splits.items():
                 factor = graph.nodes[product].inputs[split.factors.kept]
                 if bounds.structure.source(factor) == index:
                     zs = (
                         forms.bases[split.factors.basis]
-                        .take(positions(self.rows))
+                        .take(part)
                         .values(noise[:, : forms.noise_count])
                     )
                     met = split.losses(zs).flatten(1)
@@ -522,7 +529,7 @@ class _Batch:
     def _try(self, on_cuts: Tensor, steps: int, final: bool = False) -> None:
         """Bounds with some multipliers, kept where they are the best so far."""
         for part in pieces((~(self.value > 0)).nonzero()[:, 0], 64):
-            value, d, noise = self._lower(part, on_cuts[part], steps, None if final else self.d[part])
+            value, d, noise = self._lower(part, on_cuts[part], steps, None if final else self.d[part], final)
             better = value > self.value[part]
             self.value[part] = torch.where(better, value, self.value[part])
             self.on_cuts[part] = torch.where(better[:, None], on_cuts[part], self.on_cuts[part])
@@ -530,12 +537,16 @@ class _Batch:
             x = self._inputs(noise, part)
             self.x[part] = torch.where(better.reshape(-1, *[1] * (x.ndim - 1)), x, self.x[part])
             if self.near is not None:
-                self.noise = self.near[:, : noise.shape[1]].clone() if self.noise is None else self.noise
+                near = self.near[:, : noise.shape[1]]
+                self.noise = near.clone() if self.noise is None else self.noise
+                noise = TOWARDS * noise + (1 - TOWARDS) * near[part]
                 self.noise[part] = torch.where(better[:, None], noise, self.noise[part])
 
-    def _lower(self, part: Tensor, on_cuts: Tensor, steps: int, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _lower(
+        self, part: Tensor, on_cuts: Tensor, steps: int, start: Tensor | None, final: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Lower bounds ``[P]`` on the margins of some cells, their multipliers, and noise of inputs where they are
-        small."""
+        small; in the end what is lost where is written down."""
         second = self.second
         near = None if self.near is None else self.near[part]
         fits = {index: fit.take(part) for index, fit in self.fits.items()}
@@ -545,6 +556,9 @@ class _Batch:
         # Cells are compared by their bounds: how low one is matters where no bound can prove it, too.
         value, d = solve_quadratic(quadratic, noise, Pursuit(steps, target, start, hopeless=True))
         least = quadratic.corner() if near is None else quadratic.minimiser(noise, d)
+        if final and near is not None:
+            self.losses = self.losses or [{} for _ in self.cells]
+            self._account(quadratic, least, d, part)
         return self._less(value, target), d, least[:, : noise.inputs]
 
     def _less(self, value: Tensor, target: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from .walks import instances_together, linear_walks, networks_of, second_order
 # What excludes a row that cells inside the network prove, by linear walks or by second order.
 CUT, CUT_LOGITS = "cuts", "cuts of logits"
 # Cells are bounded by second order where so many of them fit at once.
-CELLS_OF_PRODUCTS = 16
+CELLS_OF_PRODUCTS = 8
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
 # Cells are boxes of inputs where there are at most so many.
