@@ -13,8 +13,7 @@ the input, and cuts of them change the quadratic itself: that is why one of them
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -46,11 +45,10 @@ STEPS, AGAIN, FINAL = 8, 3, 100
 GRID, COARSE = (0.0, 0.3, 1.0, 3.0), (0.0, 0.3, 1.0)
 # And around the best of them.
 NEARBY = (0.6, 1.7)
-# Cuts of the whole region that are tried at first, those that lose most. What they gained there chooses all cuts that follow: to try a few in
-# every cell costs more than the better choice gains.
-FIRST, CANDIDATES = 24, 1
-# The share of the time of an instance that this may take; then what entries lose chooses.
-RANKING = 0.3
+# Cuts of the whole region that are tried at first, those that lose most, shared by the problems of an instance but not
+# fewer than some for each. What they gained there chooses all cuts that follow: to try a few in every cell costs more
+# than the better choice gains.
+FIRST, FEWEST, CANDIDATES = 24, 8, 1
 # What an entry loses now counts beside it, with this weight.
 LOST = 0.1
 # How often the rows of whole regions are fitted anew.
@@ -84,18 +82,9 @@ class ProductLeaves:
 
     together = 1
 
-    def __init__(
-        self,
-        bounds: LinearBounds,
-        instance: Tensor,
-        rows: Tensor,
-        offsets: Tensor,
-        most: int = 64,
-        left: Mapping[int, float] | None = None,
-    ) -> None:
+    def __init__(self, bounds: LinearBounds, instance: Tensor, rows: Tensor, offsets: Tensor, most: int = 64) -> None:
         self.bounds, self.graph = bounds, bounds.graph
         self.most = most  # cells at once
-        self.left = left or {}  # CPU seconds that instances may still take, where limited
         self.instance, self.rows, self.offsets = instance, rows, offsets
         self.last = len(self.graph.nodes) - 1
         bounds.prepare(self.last)
@@ -118,16 +107,12 @@ class ProductLeaves:
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts; every cut that may be worth it is tried once, to rank them for all cells."""
         found = self._bounded([Cell(p, ()) for p in range(len(self.instance))], GRID)
-        each = self._fit_again(found)
+        self._fit_again(found)
         for p, root in enumerate(found):
             if root.bound > 0 or root.warm is None or (root.warm.begun is None and root.warm.losses):
                 continue  # the few steps of a trial say less than the account where multipliers take many
-            own = int((self.instance == self.instance[p]).sum())  # problems that share the time of its instance
-            left = RANKING * self.left.get(int(self.instance[p]), math.inf) / own
-            count = max(0, int(min(FIRST, left / (2 * each))))
+            count = max(FEWEST, FIRST // int((self.instance == self.instance[p]).sum()))
             cuts = self._widest(root.warm.open, {}, count, root.warm.losses)
-            if not cuts:
-                continue
             tried = [Cell(p, (side,), root.warm) for cut in cuts for side in cut.sides]
             (whole, *values) = self.quick([Cell(p, (), root.warm), *tried])
             ends = iter(values)
@@ -139,22 +124,16 @@ class ProductLeaves:
             root.cuts = self._widest(root.warm.open, self.gains[p], CANDIDATES, root.warm.losses)
         return found
 
-    def _fit_again(self, found: list[Solved]) -> float:
-        """Fits of whole regions depend on where they are near to: a few times over, towards where a bound is least.
-
-        Returns the CPU seconds that one takes, or less.
-        """
-        last, each = list(found), 1e-3
+    def _fit_again(self, found: list[Solved]) -> None:
+        """Fits of whole regions depend on where they are near to: a few times over, towards where a bound is least."""
+        last = list(found)
         for _ in range(ROUNDS if self.fitted else 0):
             left = [p for p, root in enumerate(found) if root.bound <= 0 and root.warm is not None]
             cells = [Cell(p, (), replace(last[p].warm, fits=None)) for p in left]
-            began = time.process_time()
             for p, other in zip(left, self._bounded(cells, GRID)):
                 last[p] = other
                 if other.bound > found[p].bound:
                     found[p] = other
-            each = (time.process_time() - began) / max(1, len(left))
-        return each
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
         """Bounds of candidate cells after few steps, to choose a cut by."""
@@ -498,11 +477,7 @@ class _Batch:
             for product, split in quadratic.splits.items():
                 factor = graph.nodes[product].inputs[split.factors.kept]
                 if bounds.structure.source(factor) == index:
-                    zs = (
-                        forms.bases[split.factors.basis]
-                        .take(part)
-                        .values(noise[:, : forms.noise_count])
-                    )
+                    zs = forms.bases[split.factors.basis].take(part).values(noise[:, : forms.noise_count])
                     met = split.losses(zs).flatten(1)
                     placed = torch.zeros_like(met)
                     placed[:, bounds.structure.order(factor)] = met

@@ -86,13 +86,9 @@ class _Cutting:
 
     def _search(self, bounds: Bounds, instance: Tensor) -> Search:
         """A search for margins, one problem for every instance given; what was spent on these counts."""
-        target, deadline = [0.0] * len(instance), self.effort.deadline
-        return Search(bounds, self.method, target, instance.tolist(), deadline, self._spent(instance))
-
-    def _spent(self, instance: Tensor) -> dict[int, float]:
-        """CPU seconds that some instances, the only ones under way, have had by now."""
         self.found.spent.charge(instance.unique())
-        return {i: self.found.spent.of(i)["cpu_seconds"] for i in set(instance.tolist())}
+        before = {i: self.found.spent.of(i)["cpu_seconds"] for i in set(instance.tolist())}
+        return Search(bounds, self.method, [0.0] * len(instance), instance.tolist(), self.effort.deadline, before)
 
     def boxes(self, instances: Tensor) -> None:
         """Cells that are boxes of inputs, bounded by linear walks and second order, all groups together."""
@@ -179,8 +175,7 @@ class _Cutting:
         """Cuts of logits and activations by second order, for some rows of some instances."""
         rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
         offsets = self.margins.offsets[row, instance]
-        left = {i: self.method.allowed - spent for i, spent in self._spent(instance).items()}
-        cells = ProductLeaves(bounds, instance, rows, offsets, min(64, instances_together(bounds)), left)
+        cells = ProductLeaves(bounds, instance, rows, offsets, min(64, instances_together(bounds)))
         search = self._search(cells, instance)
         try:
             search.run(self._challenge(search, [[g] for g in group.tolist()]))

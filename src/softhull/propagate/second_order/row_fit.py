@@ -116,7 +116,9 @@ def _fit_some(
     target = ((point - middle) / scale).clamp(-1, 1)
     features = _features(v)
     level, lines = torch.zeros_like(A), A.new_zeros(*A.shape, m)
-    nothing = RowFit(torch.full_like(A[:, 0], -math.inf), torch.zeros_like(lower), torch.zeros_like(least), level, lines)
+    nothing = RowFit(
+        torch.full_like(A[:, 0], -math.inf), torch.zeros_like(lower), torch.zeros_like(least), level, lines
+    )
     best, best_height = nothing, nothing.value
     priced = bool((price > 0).any())
     phi = _Phi(A, at, centres)
