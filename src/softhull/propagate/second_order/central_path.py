@@ -166,7 +166,7 @@ def followed(
     placed = torch.zeros_like(on_path)  # of which a minimiser is known
     for taken in range(1, int(steps.max()) + 2):
         l = linear[active] + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
-        W = torch.cholesky_inverse(_usable(factor, info))
+        W = torch.cholesky_inverse(usable(factor, info))
         x = (W @ l[..., None])[..., 0] / 2
         value = (b * cuts.constant).sum(-1) - (d.sum(-1) + (l * x).sum(-1) / 2)
         better = (info == 0) & (value > best_value[active])
@@ -229,7 +229,7 @@ def _step(
         bent = torch.cat((torch.cat((bent, mixed.mT), 2), torch.cat((mixed, own), 2)), 1)
     both = torch.cat((d, b), 1)
     half, info = torch.linalg.cholesky_ex(bent)
-    step = torch.cholesky_solve(slope[..., None], _usable(half, info))[..., 0]
+    step = torch.cholesky_solve(slope[..., None], usable(half, info))[..., 0]
     step = torch.where(((info == 0) & step.isfinite().all(-1))[:, None], step, 0.1 * both)
     length = ((slope * step).sum(-1) / mu).clamp(min=0).sqrt()
     falling = step < 0
@@ -251,7 +251,7 @@ def _step(
     return d, b, B, factor, info, smaller, length < 1
 
 
-def _usable(factor: Tensor, info: Tensor) -> Tensor:
+def usable(factor: Tensor, info: Tensor) -> Tensor:
     """Factors that can be worked with, whatever they are worth."""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     return torch.where(((info == 0) & factor.isfinite().flatten(1).all(-1))[:, None, None], factor, eye)

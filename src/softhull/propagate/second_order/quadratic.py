@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import InvalidInput
 from ...graph.broadcast import broadcast
 from ...graph.rounding import accumulated, ulps, underflow
-from .central_path import followed
+from .central_path import followed, usable
 from .dual import NEXT_TO, Problem, Pursuit, Solved, bound, cost
 
 # Noise numbers up to which three factorisations a step are worth their time.
@@ -97,7 +97,7 @@ class DenseQuadratic(Problem):
 
     def solve(self, d: Tensor) -> Solved:
         factor, info = torch.linalg.cholesky_ex(self.shifted(d))
-        inverse = torch.cholesky_inverse(factor)
+        inverse = torch.cholesky_inverse(usable(factor, info))
         x = (inverse @ self.linear[..., None])[..., 0] / 2
         return Solved(info == 0, x, inverse.diagonal(dim1=-2, dim2=-1))
 

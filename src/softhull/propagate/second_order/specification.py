@@ -97,8 +97,9 @@ class Quadratic:
         """Noise ``[P, n]`` where the quadratic is least with multipliers ``d [P, n]``; a corner where none are."""
         problem, _ = self.problem(noise.ball(self.linear.shape[1], self.linear.device))
         usable = d.isfinite().all(-1, keepdim=True)
-        x = -problem.solve(torch.where(usable, d, 1.0)).x.clamp(-1, 1)
-        return torch.where(usable & x.isfinite().all(-1, keepdim=True), x, self.corner())
+        solved = problem.solve(torch.where(usable, d, 1.0))
+        x = -solved.x.clamp(-1, 1)
+        return torch.where(usable & solved.feasible[:, None] & x.isfinite().all(-1, keepdim=True), x, self.corner())
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
