@@ -227,6 +227,19 @@ def test_an_interrupt_leaves_the_best_so_far() -> None:
     check_tree(problem, found.roots[0], problem.points())
 
 
+def test_what_an_instance_has_had_before_counts_towards_what_it_may_take() -> None:
+    problem = random_margin(0, False)
+    target = [float(problem.objective(problem.points()).min()) - NEAR]
+    late, early = (Search(problem.bounds, Branch(seconds=600.0), target, before={0: spent}) for spent in (600.0, 0.0))
+    with torch.no_grad():
+        late.run()
+        early.run()
+    assert len(late.roots[0].leaves()) == 1
+    assert late.described(0).endswith("raise seconds or nodes")
+    assert early.left(0) == 0
+    assert 0 < late.spent()[0] < 600
+
+
 def test_a_time_limit_is_what_a_search_may_take_unless_seconds_are_given() -> None:
     assert (Branch().allowed, Branch().within(3.0).allowed, Branch().within(None).allowed) == (10.0, 3.0, 10.0)
     assert Branch(seconds=1.0).within(3.0).allowed == 1.0
