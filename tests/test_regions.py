@@ -151,3 +151,24 @@ def test_projected_points_have_the_precision_of_the_region(norm):
     y = region.project(x.float() + 1)
     assert y.dtype == torch.float32
     assert bool(((region.lower <= y) & (y <= region.upper)).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", [2, 1])
+def test_a_centre_at_an_end_of_the_box_goes_one_way(norm, dtype):
+    """The minimum over such a ball is never above what points of it have, exactly, and is next to the best of them."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.rand((1, 40), generator=generator, dtype=torch.float64)
+        x = torch.where(x < 0.4, 0.0, torch.where(x > 0.6, 1.0, x)).to(dtype)
+        region = Perturbation(0.1, norm, (0.0, 1.0)).around(x, dtype=dtype)
+        C = torch.randn((1, 1, 40), generator=generator, dtype=dtype)
+        free = ((C[0] < 0) & (x < 1)) | ((C[0] > 0) & (x > 0))
+        slope = torch.where(free, C[0], 0.0).double()
+        corner = torch.where(slope.abs() == slope.abs().amax(), slope.sign(), 0.0)
+        step = slope / slope.norm() if norm == 2 else corner
+        best = region.project(x - 0.1 * (1 - 1e-5) * step.to(dtype))
+        assert region.contains(best[0])
+        exact = sum(Fraction(a) * Fraction(b) for a, b in zip(C.flatten().tolist(), best.flatten().tolist()))
+        assert Fraction(float(region.minimum(C))) <= exact
+        assert float(region.minimum(C)) > float(exact) - 1e-4 * float(slope.norm())

@@ -368,7 +368,8 @@ class Region:
     def minimum(self, coefficients: Tensor, outward: bool = True) -> Tensor:
         """A lower bound ``[S, B]`` on ``<coefficients, x>``, exact for boxes; coefficients ``[S, B or 1, *shape]``.
 
-        For a ball met with a box it is the better of the two alone. ``outward`` lowers it by what rounding may cost.
+        For a ball met with a box it is the better of the two alone, the ball without what lies beyond an end of the box
+        that its centre is at. ``outward`` lowers it by what rounding may cost.
         """
         flat = coefficients.flatten(2)
         middle, radius, padded = self._middle_and_radius
@@ -380,6 +381,9 @@ class Region:
         cost = share(flat.shape[-1], middle.dtype) if outward else 0.0
         eps = torch.as_tensor(self.eps, dtype=middle.dtype, device=middle.device)
         slope = flat if self.reach is None else flat * self.unit.flatten()
+        if self.at_edge is not None:  # what the box keeps from going down costs nothing
+            held_below, held_above = self.at_edge
+            slope = torch.where(torch.where(flat > 0, held_below, held_above), 0.0, slope)
         ball = inner(flat, centre) - (1 + cost) * eps * slope.norm(p=dual, dim=-1)
         if outward:  # the centre and the radius may have been rounded to a shorter format, too
             ball = ball - cost * inner(flat.abs(), centre.abs())
@@ -410,6 +414,15 @@ class Region:
             c = coefficients.detach().requires_grad_()
             (x,) = torch.autograd.grad(self.minimum(c, False).sum(), c)
         return self.project(x.flatten(0, 1))
+
+    @cached_property
+    def at_edge(self) -> tuple[Tensor, Tensor] | None:
+        """Masks ``[B, entries]`` of where the centre of a ball is at the lower and at the upper end; None: nowhere."""
+        if self.centre is None:
+            return None
+        centre = self.centre.to(self.lower)
+        masks = (self.lower >= centre).flatten(1), (self.upper <= centre).flatten(1)
+        return masks if bool((masks[0] | masks[1]).any()) else None
 
     @cached_property
     def _middle_and_radius(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -243,3 +243,21 @@ def test_planted_errors_are_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(place, rule, change(getattr(place, rule)))
     with pytest.raises(AssertionError):
         test_no_rule_of_a_region_claims_more_than_is_true()
+
+
+@pytest.mark.parametrize("norm", ["1", "2"])
+def test_a_centre_at_an_end_of_the_clip_range_goes_one_way(norm: str) -> None:
+    """The minimum is at most what a point next to the best one has, and more than that of the whole ball."""
+    rng = np.random.default_rng(5)
+    x = rng.choice([0.0, 1.0, 0.5], 12)
+    rows = rng.normal(size=(8, 12))
+    inside, whole = (region_of(x, 0.25, norm, clip).minimum(exact(rows)) for clip in ((0.0, 1.0), None))
+    for row, low, lower in zip(rows, inside, whole):
+        free = np.where(((row < 0) & (x < 1)) | ((row > 0) & (x > 0)), row, 0.0)
+        step = free / np.linalg.norm(free) if norm == "2" else np.where(abs(free) == abs(free).max(), np.sign(free), 0)
+        point = x - 0.25 * (1 - 1e-9) * step
+        assert ((point >= 0) & (point <= 1)).all()
+        value = (exact(row) * exact(point)).sum()
+        assert low <= value
+        assert low > value - 1e-6
+        assert low > lower or (free == row).all() or norm == "1"

@@ -43,6 +43,13 @@ class Free:
             self._parameters[key] = _Parameter(value, low, high, axis, zeros, zeros.clone())
         return self._parameters[key].value
 
+    def put(self, index: int, name: str, where: tuple[Tensor, Tensor], value: Tensor) -> None:
+        """Set entries of a parameter of one specification, by its first dimension and by its last ones as one."""
+        parameter = self._parameters[index, name]
+        flat = parameter.value.detach().clone().reshape(len(parameter.value), -1)
+        flat[where] = value.detach()
+        parameter.value = flat.reshape(parameter.value.shape).requires_grad_()
+
     def remember(self, index: int, name: str, find: Callable[[], Interval | None]) -> Interval | None:
         """Bounds ``[S, B, ...]`` that no parameter has a part in: found once."""
         key = (index, name)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Functions of the input are kept in at most this many times the memory of one coefficient tensor, and always where they
 # take no more than so many bytes for one instance.
 _TENSORS, _FEW = 16, 1 << 20
+# Every walk through a normalisation multiplies by all of them: with more numbers than this that takes longer than the
+# rest of the walk, and grows with the cube of the number of tokens.
+_NORMALIZED = 1 << 20
 # Weights of the plane through the lower ends of both factors of a product that are tried.
 MIXTURES = (0.5, 1.0, 0.0)
 # Of choices that are as good up to this share the first is taken, so that rounding decides nothing.
@@ -93,6 +96,8 @@ def _found(bounds: LinearBounds, index: int) -> Shadow | None:
     moving = _moving(bounds)
     entries = math.prod(shape)
     if index < 0 or not (few(bounds, index) or bounds.size * _bytes(bounds, index) <= _TENSORS * bounds.memory):
+        return None
+    if entries * len(moving) > _NORMALIZED and bounds.structure.is_normalized(index):
         return None
     unit = torch.eye(entries, dtype=region.lower.dtype, device=region.lower.device)
     ends: list[list[tuple[Tensor, Tensor, Tensor]]] = [[], []]

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..graph.graph import Graph
 from ..graph.operator import Affine
 from ..graph.ops.gather import Gather
+from ..graph.ops.normalize import Normalized
 from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
 
@@ -88,6 +89,10 @@ class Structure:
         row_of[rows.flatten()] = torch.arange(rows.numel()) // rows.shape[-1]
         lines = row_of[self.order(index)].reshape(self.graph.shape_of(index)).movedim(axis, -1)
         return lines.shape[-1] == rows.shape[-1] and bool((lines == lines[..., :1]).all())
+
+    def is_normalized(self, index: int) -> bool:
+        """Whether rows of a node are normalised."""
+        return any(isinstance(node.operator, Normalized) and index in node.inputs for node in self.graph.nodes)
 
     def masked(self, index: int) -> Tensor | None:
         """Where a node, in its shape, holds probabilities of masked logits; None where it holds none."""

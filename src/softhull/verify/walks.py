@@ -30,6 +30,7 @@ from ..propagate.methods import Auto, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
+from ..propagate.second_order.rectified import bent_lower, rectified
 from ..propagate.second_order.sharpen import sharpened
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic, sum_below
 from ..propagate.second_order.sums import sum_of
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 
 # The ways in which a stage may bound a row.
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
-ASCENDED, FUNCTIONS = "second order, gradient", "functions between activations"
+ASCENDED, BENT = "second order, gradient", "second order, bent rectifiers"
+FUNCTIONS = "functions between activations"
 # What activations lose is looked at alone where it is this share of all.
 MOSTLY = 0.5
 # A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
@@ -189,9 +191,11 @@ def second_order(
                 alone = Quadratics.after(work, walks.among(one), method) if len(part) > 1 else stage
                 if alone is not None:
                     yield alone
-        bent = (sharper or stage).bent(work) if ascend else None
-        if bent is not None:
-            yield bent
+        if ascend:
+            yield from (sharper or stage).bent(work)
+            ascended = (sharper or stage).ascended(work)
+            if ascended is not None:
+                yield ascended
 
 
 def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor | None = None) -> Iterator[Walks]:
@@ -450,6 +454,8 @@ class Quadratics(Walks):
         assert places is not None
         flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
         goal = flat.new_full((len(flat),), math.inf) if target is None else target[0]
+        if way == BENT:
+            return bent_lower(found[0], flat, goal)[None]
         if way == ASCENDED:
             kept = None
             if self.kept is not None:
@@ -481,7 +487,21 @@ class Quadratics(Walks):
                 work.found.sharpened[i] = {index: mask[place].nonzero()[:, 0] for index, mask in again.items()}
         return None if better is None else replace(self, second=((better,),))
 
-    def bent(self, work: Work) -> Quadratics | None:
+    def bent(self, work: Work) -> Iterator[Quadratics]:
+        """The same, instance by instance, with rectifiers bent together. There is no certificate of that."""
+        if work.effort.proofs or len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
+            return
+        bounds = self.second[0][0].bounds
+        for one in pieces(self.instances[torch.isin(self.instances, work.open())], 1):
+            try:
+                alone = rectified(SecondOrderBounds.of(bounds.take(self.places(one))))
+            except (SofthullError, torch.linalg.LinAlgError):
+                continue
+            if alone is not None:
+                seen = replace(self, instances=one, bounds=(alone.bounds,), second=((alone,),), pairs=None)
+                yield replace(seen, ways=(BENT,))
+
+    def ascended(self, work: Work) -> Quadratics | None:
         """The same by gradient steps on all that is free in the quadratics of what is still open; None: nothing."""
         left = work.open()
         left = left[torch.isin(left, self.instances)]

@@ -41,9 +41,11 @@ def test_bent_lines_hold_exactly(dtype, size):
         free = Free()
         A = torch.from_numpy(rng.normal(size=(1, entries))).to(dtype)
         Bent(bounds, 0, A, form, forms.bases[number], free)
-        for parameter in free._parameters.values():  # any value in its range
+        for (_, name), parameter in free._parameters.items():  # any slope, any bend of at least 0
             drawn = torch.from_numpy(rng.uniform(0, parameter.high, parameter.value.shape))
-            parameter.value = (drawn * torch.from_numpy(rng.integers(0, 2, drawn.shape))).to(dtype)
+            far = torch.from_numpy(rng.choice([0.0, 1.0, 1.0, 40.0], drawn.shape))
+            sign = torch.from_numpy(rng.choice([1.0, -1.0], drawn.shape)) if name == "slope" else 1.0
+            parameter.value = (drawn * torch.where(far > 1, far * sign, far)).to(dtype)
         bent = Bent(bounds, 0, A, form, forms.bases[number], free)
         (on_x,), shift, matrix = bent.linear(), Fraction(float(bent.shift())), bent.matrix()[0]
         for share in (0.0, 0.25, 0.5, 0.9, 1.0, *rng.uniform(0, 1, 3)):

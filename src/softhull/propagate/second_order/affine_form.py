@@ -11,7 +11,7 @@ Centres and slopes are rounded; ``error`` is a running bound on what that, and n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -28,6 +28,8 @@ class Noise:
 
     inputs: int
     norm: float = math.inf
+    # Of the noise in a ball, [inputs]: 1 where it is never below 0, -1 where it is never above; None: nowhere.
+    held: Tensor | None = field(default=None, compare=False)
 
     def radius(self, slope: Tensor) -> Tensor:
         """The largest ``|slope . eps|`` along the last axis."""
@@ -199,7 +201,11 @@ class AffineForm:
 def input_form(region: Region) -> tuple[AffineForm, Basis, Noise]:
     """The inputs of a region as a form; its noise and a basis in which every input is one entry."""
     centre, radius = centre_and_radius(region)
-    noise = Noise(math.prod(centre.shape[1:]), math.inf if region.centre is None else region.norm)
+    edges, held = region.at_edge, None
+    if edges is not None:  # in every instance
+        below, above = (mask.all(0) for mask in edges)
+        held = below.to(centre) - (above & ~below).to(centre) if bool((below | above).any()) else None
+    noise = Noise(math.prod(centre.shape[1:]), math.inf if region.centre is None else region.norm, held)
     size = noise.inputs
     identity = torch.eye(size, dtype=centre.dtype, device=centre.device).reshape(1, size, *centre.shape[1:])
     return AffineForm(centre, identity, torch.zeros_like(centre)), Basis(radius.flatten(1)), noise

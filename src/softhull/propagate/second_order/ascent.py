@@ -82,7 +82,7 @@ def _ascended(
 def _value(found: Quadratic, noise: Noise, d: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The dual bound ``[P]`` at multipliers near the best ones, as a function of the parameters, and these."""
     if noise.norm == 1:
-        return found.constant + over_pairs(found.linear, found.dense()[0], noise.inputs), None
+        return found.constant + over_pairs(found.linear, found.dense()[0], noise.inputs, noise.held), None
     ball = noise.ball(found.linear.shape[1], found.linear.device)
     with torch.no_grad():
         problem, _ = found.detached().problem(ball)

@@ -22,6 +22,7 @@ from ...graph.rounding import share, ulps, underflow
 from ..crown import LinearBounds
 from ..free import Free
 from .affine_form import AffineForm, Basis
+from .bends import Rectifiers
 from .terms import Term
 
 
@@ -45,8 +46,9 @@ class Bent:
         self.slope, self.bend = (torch.where(rising, side[0], side[1]) for side in (slope, bend))
         below = torch.minimum(torch.minimum(-slope[0] * low, (1 - slope[0]) * high), -bend[0] * low * high)
         above = _peak(slope[1], bend[1], low, high)
-        lost = ulps(32, width.dtype) * width + underflow(width.dtype)
-        offset = torch.where(rising, below - lost, above + lost)
+        with torch.no_grad():  # of numbers of at most this size some ten are multiplied and added up
+            lost = ulps(32, width.dtype) * width * (1 + slope.abs() + bend * width) + underflow(width.dtype)
+        offset = torch.where(rising, below - lost[0], above + lost[1])
         # What does not cross is zero or the identity, exactly.
         self.slope = torch.where(crossing, self.slope, (lower >= 0).to(chord))
         self.bend = torch.where(crossing, self.bend, 0.0)
@@ -74,6 +76,27 @@ class Bent:
             each = each + 4 * terms * bend * spread.square()
             cost = torch.where(A == 0, 0.0, A.abs() * each).flatten(1).sum(1)
         return (constant - cost)[None]
+
+    def taken(self, which: Tensor, noise: int) -> Rectifiers:
+        """Some of the rectifiers of one problem, over so many noise numbers."""
+        slope = self.A.new_zeros(len(which), noise)
+        slope[:, self.basis.numbered()] = self.form.noise_slope(self.basis)[0, which]
+        weight, centre, low, high = (t.flatten()[which] for t in (self.A, self.form.centre, self.low, self.high))
+        return Rectifiers(weight.detach(), centre, slope, low, high)
+
+    def coefficients(self, which: Tensor) -> Tensor:
+        """The coefficients ``[3, entries]`` of 1, x and x^2 that they are bounded by, with those they are met with."""
+        A, slope, bend, offset, low, high = (
+            t.detach().flatten()[which] for t in (self.A, self.slope, self.bend, self.offset, self.low, self.high)
+        )
+        return A * torch.stack((offset + bend * low * high, slope - bend * (low + high), bend))
+
+    def put(self, free: Free, index: int, which: Tensor, slope: Tensor, bend: Tensor) -> None:
+        """Let the next walk bound some rectifiers of one problem by ``slope x + bend x^2`` and an offset."""
+        side = (self.A.flatten()[which] < 0).long()
+        low, high = (t.flatten()[which] for t in (self.low, self.high))
+        free.put(index, "slope", (side, which), slope + bend * (low + high))
+        free.put(index, "bend", (side, which), 3 * (high - low) * bend)
 
     def term(self) -> Term:
         """The squares by the rectifiers that are bent."""

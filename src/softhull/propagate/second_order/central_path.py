@@ -33,6 +33,8 @@ _SHARE, _GROW, _INSIDE, _FIRST = 0.1, 1.4, 1.2, 0.4
 _NEAR, _SHRINK = 2.0, 0.2
 # Steps end short of where a multiplier fails, and are shortened until f rises.
 _SHORT, _BACK, _TRIES = 0.9, 0.5, 12
+# Minimisers are of use up to this.
+_WITHIN = 1.1
 # Bytes of the matrices that are worked on at once: they should stay near the processor.
 _CACHE = 1 << 20
 # Where another problem that is nearly the same begins: what is left to gain is this share of the value.
@@ -87,7 +89,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Multipliers:
-    """``d [P, n]`` (NaN where none were found), those of cuts ``b [P, C]``, and the minimiser ``x [P, n]`` of M.
+    """``d [P, n]`` (NaN where none were found), those of cuts ``b [P, C]``, and a minimiser ``x [P, n]`` on the way.
 
     ``begun``: where problems that are nearly the same may begin.
     """
@@ -161,6 +163,7 @@ def followed(
     best_value = linear.new_full(linear.shape[:1], -math.inf)
     active = torch.arange(len(linear), device=linear.device)
     on_path = torch.zeros_like(active, dtype=torch.bool)
+    placed = torch.zeros_like(on_path)  # of which a minimiser is known
     for taken in range(1, int(steps.max()) + 2):
         l = linear[active] + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
         W = torch.cholesky_inverse(usable(factor, info))
@@ -168,7 +171,11 @@ def followed(
         value = (b * cuts.constant).sum(-1) - (d.sum(-1) + (l * x).sum(-1) / 2)
         better = (info == 0) & (value > best_value[active])
         where = active[better]
-        best.d[where], best.b[where], best.x[where], best_value[where] = d[better], b[better], -x[better], value[better]
+        best.d[where], best.b[where], best_value[where] = d[better], b[better], value[better]
+        # Next to the path the minimiser is within the box; away from it, M may be nearly singular.
+        within = better & ((x.abs().amax(-1) <= _WITHIN) | ~placed[active])
+        best.x[active[within]] = -x[within].clamp(-1, 1)
+        placed[active[within]] = True
         gap = (2 * d.shape[-1] + b.shape[-1]) * mu
         early = (info == 0) & ((gap > _START * value.abs()) | best.begun.mu[active].isnan())
         where = active[early]

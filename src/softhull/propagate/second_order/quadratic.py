@@ -16,7 +16,7 @@ from .central_path import followed, usable
 from .dual import NEXT_TO, Problem, Pursuit, Solved, bound, cost
 
 # Noise numbers up to which three factorisations a step are worth their time.
-_NEWTON_UP_TO = 512
+NEWTON_UP_TO = 512
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class DenseQuadratic(Problem):
 
     def improved(self, d: Tensor, value: Tensor, steps: Tensor, target: Tensor) -> Tensor:
         """By the central path; where one multiplier stands for a whole ball, and where n is large, by fixed points."""
-        if self.ball is not None or self.linear.shape[-1] > _NEWTON_UP_TO:
+        if self.ball is not None or self.linear.shape[-1] > NEWTON_UP_TO:
             return super().improved(d, value, steps, target)
         return followed(self.linear, self.B, steps, target, NEXT_TO).d
 

@@ -45,8 +45,7 @@ def sharpened(
     wanted = _losses(second.bounds, rows, instances)
     first = min(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
     wanted = {i: loss for i, loss in wanted.items() if i > first}
-    size = max(1, second.dimension)
-    allowed = min(ENTRIES, _OPERATIONS // (2 * size**2 * (size if patient else second.forms.noise_count)))
+    allowed = entries_allowed(second, patient)
     if not wanted or not allowed:
         return None
     last = max(i for i, node in enumerate(second.bounds.graph.nodes) if isinstance(node.operator, Bilinear))
@@ -58,6 +57,12 @@ def sharpened(
     if again is not None:
         again |= dearest
     return second
+
+
+def entries_allowed(second: SecondOrderBounds, patient: bool) -> int:
+    """How many entries of an instance are worth the work of bounding them by second order."""
+    size = max(1, second.dimension)
+    return min(ENTRIES, _OPERATIONS // (2 * size**2 * (size if patient else second.forms.noise_count)))
 
 
 def _formed_again(second: SecondOrderBounds) -> SecondOrderBounds:

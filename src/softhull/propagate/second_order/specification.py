@@ -31,7 +31,7 @@ from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
 from .dual import Problem, Pursuit, bound, maximise, vertex_minimiser
-from .fitted_rows import FittedRows, KnownFits
+from .fitted_rows import FittedRows, KnownFits, MixedValues
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic
@@ -42,7 +42,10 @@ _NEAR = 1 << 22  # bytes
 _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
 _FEW = 4  # steps on such a quadratic
 _PATIENT = 40  # steps on a quadratic with fits: there is nothing after it
-_FITS = 2  # fits of attention rows, each near where the bound before was attained
+# Fits of attention rows, each near where the bound before was attained: whether with the values that they mix.
+_FITS = (False, False, True, True, True)
+# How far that place is moved from one fit to the next: all the way is too far where there are several worst places.
+TOWARDS = 0.4
 
 
 @dataclass
@@ -55,11 +58,30 @@ class Quadratic:
     matrices: list[Tensor]  # symmetric C [P, r, r]
     fits: dict[int, FittedRows] = field(default_factory=dict)  # by softmax, where rows were fitted
     splits: dict[int, Split] = field(default_factory=dict)  # by product, those of probabilities beside fitted rows
+    bents: dict[int, Bent] = field(default_factory=dict)  # by rectifier, where lines are bent
 
     def detached(self) -> Quadratic:
         """The same numbers, no longer functions of free parameters."""
         matrices = [matrix.detach() for matrix in self.matrices]
         return Quadratic(self.constant.detach(), self.linear.detach(), self.bases, matrices)
+
+    def held(self, signs: Tensor, weights: Tensor) -> Quadratic:
+        """The same plus ``weights . (eps^2 - signs eps)`` of the first noise numbers, which is at most 0.
+
+        Signs are 1 where a number is never below 0, -1 where it is never above, else 0; weights are at least 0.
+        """
+        which = ((signs != 0) & (weights > 0)).nonzero()[:, 0]
+        if not len(which):
+            return self
+        P = len(self.linear)
+        linear = self.linear.clone()
+        linear[:, which] -= weights[which] * signs[which]
+        # One difference for each number, and their sum.
+        lost = share(2, linear.dtype) * (self.linear[:, which].abs() + weights[which]).sum(1)
+        units = torch.eye(len(which), dtype=linear.dtype, device=linear.device).expand(P, -1, -1)
+        matrix = torch.diag(weights[which]).expand(P, -1, -1)
+        bases, matrices = [*self.bases, Basis(units, which)], [*self.matrices, matrix]
+        return replace(self, constant=self.constant - lost, linear=linear, bases=bases, matrices=matrices)
 
     def at(self, noise: Tensor) -> Tensor:
         """Its values ``[P]`` at some noise ``[P, n]``, to nearest."""
@@ -177,6 +199,7 @@ class SecondOrderBounds:
         start: Claim | None = None,
         free: Free | None = None,
         known: dict[int, KnownFits] | None = None,
+        mixed: bool = False,
     ) -> Quadratic:
         """The quadratics below ``<rows [P, *shape], node>`` of some instances ``[P]``, repetitions allowed.
 
@@ -184,10 +207,10 @@ class SecondOrderBounds:
         ``start``: another claim to begin with, about the same output and more.
         With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short;
         with free parameters the relaxations are those that these stand for. ``known``: fits ``[P]`` over regions that
-        these are parts of, by softmax.
+        these are parts of, by softmax. ``mixed``: rows are fitted together with the values that they mix.
         """
         bounds, forms = self.bounds.take(instances), self.forms
-        walk = _Collecting(bounds, forms, instances, near, free, known or {})
+        walk = _Collecting(bounds, forms, instances, near, free, known or {}, mixed)
         first = len(bounds.graph.nodes) - 1 if index is None else index
         claim = walk.back(Claim.on(first, rows[None]) if start is None else start)
         P = len(rows)
@@ -208,6 +231,7 @@ class SecondOrderBounds:
             [*walk.matrices.values(), *(matrix for _, matrix in thin)],
             dict(walk.fits),
             walk.splits,
+            walk.bents,
         )
         for fit in walk.fits.values():
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
@@ -237,14 +261,40 @@ class SecondOrderBounds:
         for part in pieces(positions(rows), self.together()):
             quadratic = self.quadratic(rows[part], instances[part], None, index)
             low, d = solve_quadratic(quadratic, self.forms.noise, Pursuit(steps, target[part], hopeless=fitted))
-            for _ in range(_FITS if fitted else 0):
+            if fitted:
                 near = quadratic.minimiser(self.forms.noise, d)[:, : self.forms.noise_count]
-                quadratic = self.quadratic(rows[part], instances[part], near, index)
-                pursuit = Pursuit(max(steps, _PATIENT), target[part], hopeless=True)
-                value, d = solve_quadratic(quadratic, self.forms.noise, pursuit)
-                low = torch.maximum(low, value)
+                low = self._fitted(rows[part], instances[part], max(steps, _PATIENT), target[part], index, low, near)
             found.append(low)
         return torch.cat(found) if found else rows.new_zeros(0)
+
+    def _fitted(
+        self,
+        rows: Tensor,
+        instances: Tensor,
+        steps: int,
+        target: Tensor,
+        index: int | None,
+        low: Tensor,
+        near: Tensor,
+    ) -> Tensor:
+        """Better bounds than ``low [P]`` by fits near where a bound before is least, where the target is not reached.
+
+        At first of the rows alone, then together with the values that they mix.
+        """
+        low, noise = low.clone(), self.forms.noise
+        left = (~(low > target)).nonzero()[:, 0]
+        near = near[left]
+        for mixed in _FITS:
+            if not len(left):
+                break
+            self.bounds.check_time()
+            quadratic = self.quadratic(rows[left], instances[left], near, index, mixed=mixed)
+            value, d = solve_quadratic(quadratic, noise, Pursuit(steps, target[left], hopeless=True))
+            low[left] = torch.maximum(low[left], value)
+            least = quadratic.minimiser(noise, d)[:, : self.forms.noise_count]
+            more = (~(low[left] > target[left])).nonzero()[:, 0]
+            left, near = left[more], (TOWARDS * least + (1 - TOWARDS) * near)[more]
+        return low
 
     def together(self) -> int:
         """How many quadratics to work on at once: few enough to stay near the processor."""
@@ -268,6 +318,7 @@ class _Collecting(LinearWalk):
         near: Tensor | None,
         free: Free | None,
         known: dict[int, KnownFits],
+        mixed: bool,
     ) -> None:
         super().__init__(bounds, free=free)
         self.forms, self.instances, self.near = forms, instances, near
@@ -276,6 +327,8 @@ class _Collecting(LinearWalk):
         self.thin: dict[int, list[Term]] = {}
         self.known, self.fits = known, dict[int, FittedRows]()
         self.splits: dict[int, Split] = {}
+        self.bents: dict[int, Bent] = {}
+        self.mixed, self.values = mixed, dict[int, MixedValues]()
 
     def step(self, index: int, A: Tensor) -> Step:
         node = self.bounds.graph.nodes[index]
@@ -285,6 +338,8 @@ class _Collecting(LinearWalk):
             number = factors.basis
             split = Split(node.operator, A[0], factors, self.bases[number])
             backs, shift = split.linear()
+            if self._mixes(split, node.inputs[split.kept]):
+                return zip(node.inputs, backs), shift - split.charge(False)
             if self.near is not None and factors.error is not None:
                 self.splits[index] = split
             thin = self._add(number, split.term(), split.matrix)
@@ -292,17 +347,52 @@ class _Collecting(LinearWalk):
         if self.free is not None and index in self.forms.rectified:
             form, number = self.forms.rectified[index]
             bent = Bent(self.bounds, index, A[0], form.take(self.instances), self.bases[number], self.free)
+            self.bents[index] = bent
             self._add(number, bent.term(), bent.matrix)
             return zip(node.inputs, bent.linear()), bent.shift()
-        if self.near is not None and index in self.forms.logits:
+        if self._fitted(index):
             assert isinstance(node.operator, Softmax)
-            if node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None:
-                logits = self.forms.logits[index].take(self.instances)
-                z = self.bases[logits.basis].values(self.near)
-                fit = self.fits[index] = FittedRows(A[0], node.operator.axis, logits, z, self.known.get(index))
-                on_logits, shift = fit.linear(A.shape[2:])
-                return zip(node.inputs, on_logits), shift
+            assert self.near is not None
+            logits = self.forms.logits[index].take(self.instances)
+            z, axis = self.bases[logits.basis].values(self.near), node.operator.axis
+            fit = FittedRows(A[0], axis, logits, z, self.known.get(index), self.values.pop(index, None))
+            self.fits[index] = fit
+            on_logits, shift = fit.linear(A.shape[2:])
+            return zip(node.inputs, on_logits), shift
         return super().step(index, A)
+
+    def _fitted(self, index: int) -> bool:
+        """Whether the rows of a node are fitted."""
+        if self.near is None or index not in self.forms.logits:
+            return False
+        node = self.bounds.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        return node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None
+
+    def _mixes(self, split: Split, factor: int) -> bool:
+        """Whether a product is left to the fits of the rows that are its kept factor; they are told what they mix."""
+        structure, factors = self.bounds.structure, split.factors
+        source = structure.source(factor)
+        if not self.mixed or factors.error is None or not self._fitted(source) or source in self.values:
+            return False
+        node, order = self.bounds.graph.nodes[source], structure.order(factor).to(split.pull.device)
+        if self.forms.logits[source].basis != factors.basis or len(order.unique()) != math.prod(node.shape):
+            return False
+        assert isinstance(node.operator, Softmax)
+        axis = node.operator.axis
+
+        def rows(t: Tensor) -> Tensor:
+            """``[..., *shape of the factor]`` as ``[..., R, K]``."""
+            leading = t.shape[: t.ndim - len(self.bounds.graph.shape_of(factor))]
+            flat = t.flatten(len(leading))
+            placed = torch.empty_like(flat).index_copy(-1, order, flat).unflatten(-1, node.shape)
+            return placed.movedim(axis + len(leading), -1).flatten(len(leading), -2)
+
+        slopes = rows(split.pull).movedim(0, -1)  # [P, R, K, r]
+        centre, error = (rows(t.expand(len(slopes), *t.shape[1:])) for t in (split.centres[split.kept], factors.error))
+        radius = split.basis.over_noise(slopes.flatten(1, 2)).abs().sum(-1).reshape(centre.shape)
+        self.values[source] = MixedValues(slopes, centre, radius, error)
+        return True
 
     def _add(self, number: int, term: Term, matrix: Callable[[], Tensor]) -> bool:
         """Collects a quadratic of a basis, thin or as a matrix; whether it is thin."""
@@ -341,7 +431,7 @@ def solve_quadratic(found: Quadratic, noise: Noise, pursuit: Pursuit) -> tuple[T
     goal = pursuit.target - found.constant
     if noise.norm == 1 and n < _LARGE:
         B, lost = found.dense()
-        return sum_below(found.constant, sum_below(over_pairs(linear, B, noise.inputs), -lost)), d
+        return sum_below(found.constant, sum_below(over_pairs(linear, B, noise.inputs, noise.held), -lost)), d
     problem, lost = found.problem(ball)
     pursuit = replace(pursuit, target=goal + lost)
     if isinstance(problem, LowRankQuadratic):
@@ -359,12 +449,13 @@ def _few(entries: int, noise: int) -> bool:
     return entries < 0.6 * noise
 
 
-def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
+def over_pairs(linear: Tensor, B: Tensor, inputs: int, held: Tensor | None = None) -> Tensor:
     """Lower bounds ``[P]`` on ``l . eps + eps'B eps`` with the first ``inputs`` numbers in an l_1 ball; no search.
 
     A point of the ball is ``sum_k t_k s_k`` with t >= 0 adding up to one and corners s (signed units, or nothing), so
     that there ``l . eps + eps'B eps = sum_km t_k t_m ((l . s_k + l . s_m) / 2 + s_k'B s_m)`` is at least its smallest
-    term. All other noise is bounded by absolute sums, of what it meets at a corner, too.
+    term. All other noise is bounded by absolute sums, of what it meets at a corner, too. ``held [inputs]``: 1 for noise
+    that is never below 0, -1 for noise that is never above; such noise has one corner.
     """
     own, met = B[:, :inputs, :inputs], B[:, :inputs, inputs:]
     other, rest = linear[:, inputs:], B[:, inputs:, inputs:]
@@ -372,6 +463,8 @@ def over_pairs(linear: Tensor, B: Tensor, inputs: int) -> Tensor:
     away = rest.abs().sum(-1).sum(-1) - square.abs().sum(-1) + (-square).clamp(min=0).sum(-1)
     meeting = 2 * met.abs().sum(-1)  # [P, inputs]
     up, down = linear[:, :inputs] - meeting, -linear[:, :inputs] - meeting  # at the unit, at its negative
+    if held is not None:
+        up, down = torch.where(held < 0, math.inf, up), torch.where(held > 0, math.inf, down)
     best = torch.minimum(up, down)
     alike = torch.minimum(up[:, :, None] + up[:, None], down[:, :, None] + down[:, None]) / 2 + own
     apart = (up[:, :, None] + down[:, None]) / 2 - own
