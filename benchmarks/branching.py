@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
+from softhull.certificates.write import class_certificate
+from softhull.checker.certificate import write_certificate
+from softhull.checker.check import check_certificate
 from softhull.data import bundled
+from softhull.errors import SofthullError
 from softhull.formats.datasets import load_dataset
 from softhull.formats.network import Network
 from softhull.formats.onnx import load_onnx
 from softhull.paper.uncertainty import ensemble_files
 from softhull.propagate.methods import Branch
 from softhull.regions import Perturbation
+from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 from softhull.verify.uncertainty import verify_uncertainty
 
 SECONDS = (0.25, 1.0, 5.0)
+SENTIMENT = "models/self-attention-sst-sim-post-embedding.onnx"
 
 
 def run() -> None:
@@ -56,7 +63,7 @@ def scores(folder: Path, instances: int = 100) -> None:
 def sentiment(folder: Path) -> None:
     """The 500 items of the sentiment network, 16 inputs, at every radius of the paper."""
     network, data = (
-        load_onnx(folder / "models/self-attention-sst-sim-post-embedding.onnx"),
+        load_onnx(folder / SENTIMENT),
         np.load(folder / "sst_first500.npz"),
     )
     print(f"{'eps':>6}{'certified':>11}{'falsified':>11}{'unknown':>9}{'before':>8}{'CPU s':>8}")
@@ -65,6 +72,34 @@ def sentiment(folder: Path) -> None:
         _verdicts(
             network, data["x"], data["y"], Perturbation(float(eps)), 5.0, before.summary()["unknown"], f"{eps:.2f}"
         )
+        certificates(folder / SENTIMENT, data["x"], data["y"], Perturbation(float(eps)), 5.0)
+
+
+def certificates(model: Path, x: Any, y: Any, ball: Perturbation, seconds: float) -> None:
+    """Write and check the certificates of all branched proofs of a network; one line each, and means."""
+    network, found = load_onnx(model), []
+    for record in verify_robustness(network, x, y, ball, method=Branch(seconds=seconds), proofs=True):
+        how = set((record.proved_by or {}).values()) & {"cuts", "cuts of logits"}
+        if record.verdict is not Verdict.CERTIFIED or not (record.cuts or how):
+            continue
+        began, i = time.process_time(), record.index
+        with TemporaryDirectory() as folder:
+            try:
+                made = class_certificate(model, np.asarray(x[i], float), int(y[i]), ball, run=record, network=network)
+            except SofthullError as problem:
+                print(f"{i}: no certificate, {problem}", flush=True)
+                continue
+            written = time.process_time()
+            path = Path(folder) / "c.npz"
+            write_certificate(path, made)
+            checked = check_certificate(path, [model])
+            cells = sum(len(step["tree"]["cells"]) for step in made.header["steps"] if "tree" in step)
+            spent = written - began, time.process_time() - written, path.stat().st_size / 1e3
+        found.append(spent)
+        write, check, size = spent
+        print(f"{i}: {checked.accepted}, {cells} cells, {write:.1f} s, {check:.1f} s, {size:.0f} kB", flush=True)
+    if found:
+        print("mean", *np.mean(found, 0).round(1), "worst", *np.max(found, 0).round(1), flush=True)
 
 
 def medium(folder: Path, eps: float = 0.024, seconds: float = 20.0) -> None:
@@ -82,6 +117,7 @@ def digits(eps: float, seconds: float = 20.0) -> None:
     x, y, ball = data.take(range(100)), data.y[:100], Perturbation(eps, clip=(0.0, 1.0))
     before = verify_robustness(network, x, y, ball)
     _verdicts(network, x, y, ball, seconds, before.summary()["unknown"], f"{eps:.2f}")
+    certificates(bundled("digits-attention.onnx"), x, y, ball, seconds)
 
 
 def _verdicts(network: Network, x: Any, y: Any, ball: Perturbation, seconds: float, before: float, name: str) -> None:

@@ -25,6 +25,7 @@ from tests.propagate.networks import random_attention
 from tests.solve.ensembles import random_graph, random_problem
 
 POINTS = 4000
+CLOSER = 40  # looks
 KINDS = ("relu", "leaky", "tanh", "attention")
 
 
@@ -41,7 +42,10 @@ class Problem:
         self.bounds, self.region, self.objective, self.cut_value = bounds, region, objective, cut_value
 
     def points(self, seed: int = 0) -> Tensor:
-        """Random points of the region, corners among them, and descents from the best of them."""
+        """Random points of the region, corners among them, descents from the best, and ever closer looks around them.
+
+        The least value among them is that of the region, but for far less than a thousandth of its range.
+        """
         generator = torch.Generator().manual_seed(seed)
         lower, upper = self.region.lower, self.region.upper
         share = torch.rand(POINTS, *lower.shape[1:], generator=generator, dtype=lower.dtype)
@@ -53,7 +57,21 @@ class Problem:
             (slope,) = torch.autograd.grad(self.objective(near).sum(), near)
             near = near.detach() - 0.3 * 0.85**step * (upper - lower) * slope.sign()
             near = torch.minimum(torch.maximum(near, lower), upper)
-        return torch.cat((x, near.detach()))
+        x = torch.cat((x, near.detach()))
+        for step in range(CLOSER):
+            with torch.no_grad():
+                best = x[self.objective(x).argsort()[:8]].repeat_interleave(32, 0)
+            share = 2 * torch.rand(*best.shape, generator=generator, dtype=lower.dtype) - 1
+            share = share * (torch.rand(*best.shape, generator=generator) < 0.5)  # along some directions
+            near = best + 0.7**step * share * (upper - lower)
+            x = torch.cat((x, torch.minimum(torch.maximum(near, lower), upper)))
+        return x
+
+    def aimed(self, target: float) -> Problem:
+        """The same problem less a number: cells inside a network are about what is positive, and stop there."""
+        assert not isinstance(self.bounds, DualLeaves | WalkLeaves)
+        self.bounds.offsets = self.bounds.offsets + target
+        return Problem(self.bounds, self.region, lambda x: self.objective(x) - target, self.cut_value)
 
 
 def random_score(seed: int, activation: str = "relu") -> Problem:

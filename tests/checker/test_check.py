@@ -240,6 +240,36 @@ def test_command(attention: Case, tmp_path: Path) -> None:
     assert run(str(attention.path)).exit_code == 2
 
 
+def test_command_with_several_files(attention: Case, tmp_path: Path) -> None:
+    """One line for each, with its input and region, and a count; one that is rejected or unreadable stops nobody."""
+    path, model = str(attention.path), str(attention.models[0])
+    forged = str(tmp_path / "forged.npz")
+    header = attention.certificate.header | {"steps": []}
+    write_certificate(Path(forged), replace(attention.certificate, header=header))
+
+    def run(*files: str, out: str = str(tmp_path / "out.json")) -> tuple[int, list[str]]:
+        done = CliRunner().invoke(app, ["check", *files, "--model", model, "--data", str(DIGITS), "--json", out])
+        return done.exit_code, done.output.splitlines()
+
+    code, lines = run(forged, str(DIGITS), path)
+    assert code == 1
+    assert [line.split(": ")[:2] for line in lines[::2]] == [[forged, "rejected"], [path, "accepted"]]
+    assert lines[1].startswith(f"error: {DIGITS}: ")
+    assert lines[3] == "1 of 3 accepted"
+    assert all(part in lines[2] for part in ("input 0, compared with", "eps = 0.05 in the l_inf norm", "0.0 to 1.0"))
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [(r["file"], r["verdict"]) for r in records] == [
+        (forged, "rejected"),
+        (str(DIGITS), "error"),
+        (path, "accepted"),
+    ]
+    code, lines = run(path, str(DIGITS), path)
+    assert (code, lines[-1]) == (2, "2 of 3 accepted, ONLY 1 of them different")
+    code, lines = run(path, path, out="-")
+    assert code == 0
+    assert [record["verdict"] for record in json.loads("\n".join(lines))] == ["accepted"] * 2
+
+
 def test_second_order_rules(quadratic: Case, tmp_path: Path) -> None:
     """Every choice of a second-order proof that proves less, or nothing, is refused at its step."""
     steps = quadratic.certificate.header["steps"]

@@ -90,14 +90,16 @@ def test_cuts_are_of_what_stands_at_a_place_of_their_tensor(seed: int, tmp_path:
     networks = Networks([random_attention(tmp_path / "m.onnx", rng)])
     at = [values(networks, x) for x in rng.uniform(-1, 1, (20, 6))]
     for name, view in networks.tensors.items():
-        for place in range(view.size) if view.node else ():
-            numbers = [float(view.index.of(found[view.node]).ravel()[place]) for found in at]
+        both = [(int(i), int(j)) for i, j in rng.integers(0, view.size, (4, 2))]
+        for places in [*((i,) for i in range(view.size) if view.node), *both]:
+            held = [view.index.of(found[view.node]).ravel()[list(places)] for found in at]
+            numbers = [float(some[0] - some[1:].sum()) for some in held]
             where = float(np.median(numbers))
-            below, above = halves(Cell(Region(-np.ones(6), np.ones(6))), view, place, where)
+            below, above = halves(Cell(Region(-np.ones(6), np.ones(6))), view, places, where)
             for number, found in zip(numbers, at):
                 for (cut,), inside in ((below.cuts, number <= where), (above.cuts, number >= where)):
-                    held = float(cut.view.index.of(found[cut.view.node])[0])
-                    assert (cut.sign * (held - cut.value) <= 0) == inside, name
+                    value = float((cut.row() * cut.view.index.of(found[cut.view.node])).sum())
+                    assert (cut.sign * (value - cut.value) <= 0) == inside, name
 
 
 @exactly
@@ -109,7 +111,7 @@ def test_what_a_cell_learns_stays_in_it(tmp_path: Path) -> None:
     known.learn_differences(view, Places([(0, 1)], 12), np.full(1, -9.0), np.full(1, 9.0))
     before = [end.copy() for end in known.box(view)], known.difference(view, 0, 1)
     low, high = (float(end.ravel()[0]) for end in before[0])
-    below, _ = halves(Cell(known.region), view, 0, low + (high - low) / 4)
+    below, _ = halves(Cell(known.region), view, [0], low + (high - low) / 4)
     cell = known.within(below.region, below.cuts)
     assert cell.box(view)[1].ravel()[0] == low + (high - low) / 4
     cell.learn_entries(view, both, np.full(2, 5.0), np.full(2, 6.0))
@@ -118,6 +120,16 @@ def test_what_a_cell_learns_stays_in_it(tmp_path: Path) -> None:
     after = known.box(view), known.difference(view, 0, 1)
     assert all(np.array_equal(was, now) for was, now in zip(before[0], after[0]))
     assert before[1] == after[1]
+
+
+@exactly
+def test_a_difference_that_is_cut_is_known_on_its_own_side_alone(tmp_path: Path) -> None:
+    networks = Networks([random_attention(tmp_path / "m.onnx", np.random.default_rng(0))])
+    view, known = networks.tensors["0:h"], Knowledge(networks, Region(-np.ones(6), np.ones(6)))
+    below, above = (known.within(cell.region, cell.cuts) for cell in halves(Cell(known.region), view, [2, 5], 0.25))
+    assert (below.difference(view, 5, 2), below.difference(view, 2, 5)) == (-0.25, -np.inf)
+    assert (above.difference(view, 5, 2), above.difference(view, 2, 5)) == (-np.inf, 0.25)
+    assert known.difference(view, 2, 5) == -np.inf
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +163,17 @@ def cut_inside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarr
     return model, x, label, asked, class_certificate(model, x, label, asked, run=run, network=network)
 
 
+@pytest.fixture(scope="module")
+def cut_logits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray, int, Perturbation, Certificate]:
+    """A small attention network, proved by second order in cells of differences of its scores."""
+    rng = np.random.default_rng(1)
+    model = random_attention(tmp_path_factory.mktemp("logits") / "m.onnx", rng)
+    network, x, asked = load_onnx(model), rng.uniform(-0.5, 0.5, 6), Perturbation(0.7)
+    label = int(network.replay(x[None])[0].argmax())
+    run = Record(0, Verdict.CERTIFIED, proved_by={min({0, 1} - {label}): "cuts of logits"})
+    return model, x, label, asked, class_certificate(model, x, label, asked, run=run, network=network)
+
+
 def rectifiers(path: Path, rng: np.random.Generator) -> Path:
     """Three layers of twelve rectifiers and three logits."""
     sizes, at = (6, 12, 12, 12, 3), "x"
@@ -166,7 +189,7 @@ def rectifiers(path: Path, rng: np.random.Generator) -> Path:
 
 
 def _negative(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:
-    for step in [step for cell in tree["cells"] for step in cell]:
+    for step in [step for cell in tree["cells"] for step in cell if "cuts" in step]:
         arrays[step["cuts"]] = -1 - arrays[step["cuts"]]  # also where a cell needs no multiplier
 
 
@@ -199,6 +222,36 @@ def _fewer_multipliers(steps: list[Any], tree: dict[str, Any], arrays: dict[str,
         arrays[step["cuts"]] = np.concatenate([arrays[step["cuts"]]] * 2, 1)
 
 
+def _other_difference(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:
+    arrays[tree["minus"]], arrays[tree["entries"]] = arrays[tree["entries"]], arrays[tree["minus"]]
+
+
+def _one_entry(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:
+    del tree["minus"]
+
+
+def _minus_nothing(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:
+    minus = arrays[tree["minus"]].copy()
+    minus[minus >= 0] += 1000
+    arrays[tree["minus"]] = minus
+
+
+def _planes_of_another_cell(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """The first cell derives planes, the others only name their step."""
+    for cell in tree["cells"][1:]:
+        cell[:] = [deepcopy(cell[0]) if step["claim"] == "planes" else step for step in cell]
+
+
+def _fits_of_another_cell(steps: list[Any], tree: dict[str, Any], arrays: dict[str, Any]) -> None:
+    first, *others = [cell[-1] for cell in tree["cells"]]
+    for step in others:
+        step["rules"] = first["rules"]
+
+
+REASONS = {
+    _negative: "cuts holds numbers outside of their range",
+    _planes_of_another_cell: "planes that were not derived",
+}
 INSIDE = [
     _negative,
     _other_entry,
@@ -218,8 +271,27 @@ def test_forged_cuts_inside_are_rejected(cut_inside: Any, forge: Callable[..., N
     write_certificate(tmp_path / "c.npz", Certificate(header, arrays))
     checked = check_certificate(tmp_path / "c.npz", [model])
     assert not checked.accepted
-    if forge is _negative:  # whatever would follow from them
-        assert "cuts holds numbers outside of their range" in checked.reason
+    if forge in REASONS:  # whatever would follow from them
+        assert REASONS[forge] in checked.reason
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        _negative,
+        _other_difference,
+        _one_entry,
+        _minus_nothing,
+        _planes_of_another_cell,
+        _fits_of_another_cell,
+        _sides_swapped,
+    ],
+)
+def test_forged_cuts_of_differences_are_rejected(cut_logits: Any, forge: Callable[..., None], tmp_path: Path) -> None:
+    tree = _tree(cut_logits[-1].header)
+    assert len(tree["cells"]) > 2
+    assert "minus" in tree
+    test_forged_cuts_inside_are_rejected(cut_logits, forge, tmp_path)
 
 
 def test_a_tree_that_is_too_large_has_no_certificate(cut_inside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +316,7 @@ def test_the_cuts_of_a_search_cover_its_region() -> None:
     assert len(cells) > 1
 
 
-@pytest.mark.parametrize("where", ["branched", "cut_inside"])
+@pytest.mark.parametrize("where", ["branched", "cut_inside", "cut_logits"])
 def test_what_was_cut_is_checked(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     model, x, label, asked, certificate = request.getfixturevalue(where)
     with pytest.raises(NoProof):

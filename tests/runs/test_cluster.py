@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .campaigns import one_line, run, run_here, start, write_campaign
+from .campaigns import call, one_line, run_here, start, write_campaign
 from .stores import answered, assert_complete, assert_equal
 
 pytest.importorskip("distributed")
@@ -78,4 +78,4 @@ def test_a_worker_killed_while_it_works(tmp_path: Path, cluster: tuple[str, list
 def test_no_scheduler_is_one_line(tmp_path: Path) -> None:
     campaign = write_campaign(tmp_path, 2)
     store = tmp_path / "runs.db"
-    assert "127.0.0.1:9" in one_line(run("run", campaign, "--store", store, "--executor", "dask:tcp://127.0.0.1:9"))
+    assert "127.0.0.1:9" in one_line(call("run", campaign, "--store", store, "--executor", "dask:tcp://127.0.0.1:9"))

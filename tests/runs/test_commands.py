@@ -26,7 +26,7 @@ from .stores import answered, assert_complete, assert_equal, rows
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_campaign(tmp_path, 12)
+    write_campaign(tmp_path, 12, batch=12)
     return tmp_path
 
 
@@ -151,7 +151,7 @@ def test_compare_tells_what_one_bound_certifies_alone(folder: Path) -> None:
         (('methods = "dual"', 'methods = "duel"'), "questions[1].methods: there is no 'duel'; known: linear, dual"),
         (('name = "dual"\nsteps = 20', 'name = "paper"'), "questions[1].methods: there is no 'dual'"),
         (('"robustness"', '"robustness"\nmethods = "dual"'), "questions[0]: no method of those named"),
-        (("batch = 4", "bach = 4"), "run.bach: unknown key"),
+        (("batch = 12", "bach = 12"), "run.bach: unknown key"),
         (("[[methods]]", "[[methods"), "not a TOML file"),
     ],
     ids=str,

@@ -81,6 +81,21 @@ def test_the_answer_does_not_depend_on_a_shift_or_on_the_scale_of_the_probabilit
     assert 0.5 * middle < found.value <= middle * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("size", [1.0, 100.0, 1000.0, 1e6])
+def test_what_is_rounding_is_not_taken_for_a_bend(size: float) -> None:
+    """In a box so small nothing bends; the larger the logits, the more their rounding moves a probability."""
+    rng = np.random.default_rng(1)
+    for x in size + rng.normal(size=(5, 3)):
+        here = softmax0(x)
+        for concave in (False, True):
+            assert softmax_envelope(x - 1e-9, x + 1e-9, x, concave=concave).value == pytest.approx(
+                here, rel=1e-14, abs=0
+            )
+    bends = softmax_envelope(np.full(3, size) - 0.1, np.full(3, size) + 0.1)
+    assert bends.columns > 1
+    assert bends.value < 1 / 3 - 1e-4
+
+
 def test_a_point_box_is_its_own_envelope() -> None:
     x = np.array([0.3, -0.1])
     assert softmax_envelope(x, x).value == softmax0(x)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from .._arrays import Array, constant, limits, maximum, namespace, sigmoid, where_true
+from .._arrays import Array, constant, limits, maximum, minimum, namespace, sigmoid, where_true
 
-NEWTON_STEPS = 3  # from the starting point below, enough for full double precision (tested)
-ROUNDINGS_OF_ROOT = 16  # units charged for the last Newton step: generous, not a count of its operations
+NEWTON_STEPS = 3  # from the starting point below; what the last one leaves is charged
+# Roundings, each half a unit in the last place: NumPy's exponential of floats is off by up to three units.
+EXP = 6
+SIGMOID = EXP + 2  # a sum and a quotient more
+SERIES = 6.5e-4  # of length^5, what the series leaves out (tested)
 
 
 def chord_slope(a: Array, b: Array) -> Array:
@@ -34,13 +37,19 @@ def tangent_point(start: Array) -> tuple[Array, Array]:
     t = constant(xp.log1p(0.5 * reach) + 0.7 * square / (square + 0.82 * reach + 6.65))
     for _ in range(NEWTON_STEPS):
         p, q = sigmoid(t), sigmoid(-t)  # 1 - p would be zero for the longest chords
-        slope, span = p * q, t + reach
-        wrong = from_start * (p - shrink * q) / span - slope  # chord slope minus slope at t
-        t = t - wrong / (slope * (p - q) - wrong / span)
-    # rounding of t for long chords and of p - shrink * q for short ones, carried through the division; what the
-    # series leaves out falls faster than the length
-    error = ROUNDINGS_OF_ROOT * eps * (1 + t + 1 / (t * t)) * (length / reach)
-    t = xp.where(length < short, length * (0.5 - length * length / 80), t)
+        slope, span, tail = p * q, t + reach, shrink * q
+        wrong = from_start * (p - tail) / span - slope  # chord slope minus slope at t
+        step = wrong / (slope * (p - q) - wrong / span)
+        t = t - step
+    # In units of the slope, `wrong` is off by the roundings of `slope` (two sigmoids, a product), of `from_start`, two
+    # products, `span` and the difference, and by those of `tail`, which p shares; Newton's step divides that by p - q.
+    rounded = (2 * SIGMOID + 1) + (SIGMOID + 4) + (SIGMOID + EXP + 1) * (p + tail) / (p - tail)
+    left = step * step * (1 + 1 / reach)  # the factor is above wrong'' / (2 wrong')
+    error = 0.5 * eps * (rounded / (p - q) + t) + left
+    brief = minimum(length, short)
+    series = brief * (0.5 - brief * brief / 80)  # four roundings
+    t = xp.where(length < short, series, t)
+    error = xp.where(length < short, 0.5 * eps * 4 * series + SERIES * brief**5, error)
     return maximum(t - error, 0.0), t + error
 
 

@@ -270,6 +270,13 @@ class _Batch:
         self.on_cuts, self.sign, self.threshold = (rows.new_zeros(S, C) for _ in range(3))
         for s, warm in enumerate(warms):
             self.on_cuts[s, : len(warm.on_cuts)] = warm.on_cuts
+            earlier: dict[Cut, int] = {}  # a cut that a later one makes needless hands its multiplier on
+            for c, cut in enumerate(cells[s].path):
+                same = replace(cut, threshold=0.0)
+                if same in earlier:
+                    self.on_cuts[s, c] += self.on_cuts[s, earlier[same]]
+                    self.on_cuts[s, earlier[same]] = 0.0
+                earlier[same] = c
         # By node: row, cut, and the two entries of every cut of it (-1: none). By row and cut: the relaxed entry.
         self.places: dict[int, Tensor] = {}
         self.entries = torch.zeros_like(self.sign, dtype=torch.long)
@@ -457,11 +464,12 @@ class _Batch:
         scores, nodes, entries, thresholds = [], [], [], []
         for index, (A, lines) in met.items():
             part = self.root.relaxed[index]
-            z = inside[:, part.every]
+            ends = self.lower[:, part.every], self.upper[:, part.every]
+            # Where the point is not in the cell, multipliers are what is missing: no cut of the entry helps that.
+            z = torch.minimum(torch.maximum(inside[:, part.every], ends[0]), ends[1])
             below = lines.lower_slope * z + lines.lower_offset
             above = lines.upper_slope * z + lines.upper_offset
             loss = A * (part.operator.value(z) - torch.where(A >= 0, below, above))
-            ends = self.lower[:, part.every], self.upper[:, part.every]
             score, threshold = entry_cut(part.operator, ends, z, loss)
             scores.append(score)
             thresholds.append(threshold)

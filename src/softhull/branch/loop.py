@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -77,8 +77,9 @@ class Bounds(Protocol):
 
 @dataclass
 class Instance:
-    """What one instance has used up."""
+    """What one instance has used up, ``before`` the search, too."""
 
+    before: float = 0.0
     seconds: float = 0.0
     nodes: int = 0
     stopped: str = ""
@@ -94,11 +95,14 @@ class Search:
         target: Sequence[float],
         owner: Sequence[int] | None = None,
         deadline: float = math.inf,
+        before: Mapping[int, float] | None = None,
     ) -> None:
+        """``before``: CPU seconds that instances have had already; they count towards what they are allowed."""
         self.bounds, self.settings, self.deadline = bounds, settings, deadline
         self.target = list(target)
         self.owner = list(range(len(self.target))) if owner is None else list(owner)
-        self.instances = {i: Instance() for i in self.owner}
+        self.instances = {i: Instance((before or {}).get(i, 0.0)) for i in self.owner}
+        self._each = 0.0  # seconds that the last cells took to cut, each
         self.roots: list[Node] = []
         self._open: list[list[tuple[float, int, Node]]] = [[] for _ in self.target]
         self._stuck: list[list[Node]] = [[] for _ in self.target]  # cells that nothing can be cut of
@@ -122,7 +126,9 @@ class Search:
                 began = time.process_time()
                 self._cut(nodes)
                 rounds, cut = rounds + 1, cut + len(nodes)
-                self._charge([node.problem for _, node in nodes], time.process_time() - began)
+                seconds = time.process_time() - began
+                self._each = seconds / len(nodes)
+                self._charge([node.problem for _, node in nodes], seconds)
                 self._note({self.owner[node.problem] for _, node in nodes})
                 if challenge is not None and rounds & (rounds - 1) == 0:  # after 1, 2, 4, 8, ... rounds
                     self._challenge(challenge)
@@ -214,7 +220,10 @@ class Search:
         worst = [(heap[0][1], problem) for problem, heap in enumerate(self._open) if heap]
         known = [(self._solved[number].x, problem) for number, problem in worst if number in self._solved]
         if known:
-            challenge([problem for _, problem in known], [x for x, _ in known])
+            began = time.process_time()
+            problems = [problem for _, problem in known]
+            challenge(problems, [x for x, _ in known])
+            self._charge(problems, time.process_time() - began)
 
     def _keep(self, node: Node, found: Solved) -> None:
         """A cell that is not proved waits for its turn, the worst first."""
@@ -238,18 +247,21 @@ class Search:
     def _pick(self) -> list[tuple[int, Node]]:
         """The worst cells, as many of every open instance as fit one batch."""
         waiting: dict[int, list[int]] = {}
+        most: dict[int, float] = {}  # cells that the time left of an instance allows for
         for problem, heap in enumerate(self._open):
             while heap and heap[0][0] > self.target[problem]:  # targets may have changed
                 self._forget(heapq.heappop(heap)[1])
             instance = self.instances[self.owner[problem]]
-            if instance.seconds >= self.settings.allowed or instance.nodes >= self.settings.nodes:
+            left = self.settings.allowed - instance.before - instance.seconds
+            most[self.owner[problem]] = left / self._each if self._each else math.inf
+            if left <= 0.5 * self._each or instance.nodes >= self.settings.nodes:
                 instance.stopped = instance.stopped or "used up"
             elif heap:
                 waiting.setdefault(self.owner[problem], []).append(problem)
         share = max(1, self.settings.cells // max(1, 2 * len(waiting)))
         chosen: list[tuple[int, Node]] = []
-        for problems in waiting.values():
-            for _ in range(share):
+        for owner, problems in waiting.items():
+            for _ in range(max(1, int(min(share, most[owner])))):
                 heaps = [self._open[problem] for problem in problems if self._open[problem]]
                 if not heaps or len(chosen) >= self.settings.cells:
                     break

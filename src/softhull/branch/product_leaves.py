@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from ..propagate.second_order.fitted_rows import KnownFits
 from ..propagate.second_order.forward import NoAffineForms
 from ..propagate.second_order.quadratic import DenseQuadratic
 from ..propagate.second_order.row_fit import CELLS
-from ..propagate.second_order.specification import Quadratic, SecondOrderBounds, solve_quadratic, sum_below
+from ..propagate.second_order.specification import TOWARDS, Quadratic, SecondOrderBounds, solve_quadratic, sum_below
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim
 from .cuts import Cut
@@ -40,16 +40,19 @@ from .loop import Cell, Solved
 from .losses import NARROW
 
 # Steps on the quadratic of a cell: at first, where multipliers that are nearly right are known, and in the end.
-STEPS, AGAIN, FINAL = 8, 3, 14
+STEPS, AGAIN, FINAL = 8, 3, 100
 # Multipliers of the last cut, in units of what the parent misses by the width that is cut.
 GRID, COARSE = (0.0, 0.3, 1.0, 3.0), (0.0, 0.3, 1.0)
 # And around the best of them.
 NEARBY = (0.6, 1.7)
-# Cuts of the whole region that are tried at first. What they gained there chooses all cuts that follow: to try a few in
-# every cell costs more than the better choice gains.
-FIRST, CANDIDATES = 64, 1
-# What the rows of a difference lose now counts beside it, with this weight.
+# Cuts of the whole region that are tried at first, those that lose most, shared by the problems of an instance but not
+# fewer than some for each. What they gained there chooses all cuts that follow: to try a few in every cell costs more
+# than the better choice gains.
+FIRST, FEWEST, CANDIDATES = 24, 8, 1
+# What an entry loses now counts beside it, with this weight.
 LOST = 0.1
+# How often the rows of whole regions are fitted anew.
+ROUNDS = 4
 # Where rows are fitted: noise numbers up to which the multipliers of noise and cuts are found together, the most steps
 # for these, and for candidates, how exact they are, when one is given up (in units of what the path has left to gain),
 # and for how many cuts.
@@ -67,10 +70,11 @@ class Warm:
     on_cuts: Tensor  # [C]
     missed: float
     open: Spans
-    noise: Tensor | None = None  # of the inputs [n], where its quadratic is least
+    noise: Tensor | None = None  # of the inputs [n], where its children are fitted: towards where it is least
     fits: dict[int, KnownFits] | None = None  # of the rows of every softmax
     # The path of its multipliers: what noise stands for, d, those of cuts, mu.
     begun: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    losses: dict[Place, float] = field(default_factory=dict)  # by the width of what may be cut
 
 
 class ProductLeaves:
@@ -102,12 +106,13 @@ class ProductLeaves:
 
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts; every cut that may be worth it is tried once, to rank them for all cells."""
-        cells = [Cell(p, ()) for p in range(len(self.instance))]
-        found = self._bounded(cells, GRID)
+        found = self._bounded([Cell(p, ()) for p in range(len(self.instance))], GRID)
+        self._fit_again(found)
         for p, root in enumerate(found):
-            if root.bound > 0 or root.warm is None:
-                continue
-            cuts = self._widest(root.warm.open, {}, FIRST)
+            if root.bound > 0 or root.warm is None or (root.warm.begun is None and root.warm.losses):
+                continue  # the few steps of a trial say less than the account where multipliers take many
+            count = max(FEWEST, FIRST // int((self.instance == self.instance[p]).sum()))
+            cuts = self._widest(root.warm.open, {}, count, root.warm.losses)
             tried = [Cell(p, (side,), root.warm) for cut in cuts for side in cut.sides]
             (whole, *values) = self.quick([Cell(p, (), root.warm), *tried])
             ends = iter(values)
@@ -116,8 +121,19 @@ class ProductLeaves:
                 low, high = sorted(min(max(next(ends), whole), 0.0) - whole for _ in range(2))
                 place = cut.node, cut.plus, -1 if cut.minus is None else cut.minus
                 self.gains[p][place] = (low + 0.2 * high) / root.warm.open[place][0]
-            root.cuts = self._widest(root.warm.open, self.gains[p], CANDIDATES)
+            root.cuts = self._widest(root.warm.open, self.gains[p], CANDIDATES, root.warm.losses)
         return found
+
+    def _fit_again(self, found: list[Solved]) -> None:
+        """Fits of whole regions depend on where they are near to: a few times over, towards where a bound is least."""
+        last = list(found)
+        for _ in range(ROUNDS if self.fitted else 0):
+            left = [p for p, root in enumerate(found) if root.bound <= 0 and root.warm is not None]
+            cells = [Cell(p, (), replace(last[p].warm, fits=None)) for p in left]
+            for p, other in zip(left, self._bounded(cells, GRID)):
+                last[p] = other
+                if other.bound > found[p].bound:
+                    found[p] = other
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
         """Bounds of candidate cells after few steps, to choose a cut by."""
@@ -161,8 +177,9 @@ class ProductLeaves:
                 b = batch.begun_b[s, : len(cell.path)].clone()
                 begun = batch.names[s].clone(), batch.begun.d[s].clone(), b, batch.begun.mu[s].clone()
             on_cuts = batch.on_cuts[s, : len(cell.path)].clone()
-            warm = Warm(on_cuts, max(missed, 0.0), own, noise, fits or None, begun)
-            cuts = self._widest(own, self.gains[cell.problem], CANDIDATES, batch.losses[s] if batch.losses else {})
+            losses = batch.losses[s] if batch.losses else {}
+            warm = Warm(on_cuts, max(missed, 0.0), own, noise, fits or None, begun, losses)
+            cuts = self._widest(own, self.gains[cell.problem], CANDIDATES, losses)
             found.append(Solved(low, cuts, warm, batch.x[s], 128 * len(own)))
         return found
 
@@ -233,7 +250,7 @@ class ProductLeaves:
         """Candidates, by what they gained on the whole region and what is left of their width; a little by losses."""
 
         def worth(place: Place) -> float:
-            gained = gains.get(place, 0.0 if gains else 1.0)
+            gained = gains.get(place, 0.0) if gains or losses else 1.0
             return spans[place][0] * (gained + LOST * (losses or {}).get(place, 0.0))
 
         order = sorted(spans, key=lambda place: -worth(place))
@@ -309,7 +326,9 @@ class _Batch:
         if len(warm) == len(self.cells):
             near = torch.stack([w.noise for w in warm])
             near = torch.nn.functional.pad(near, (0, self.second.forms.noise_count - near.shape[1]))
-            known = {index: KnownFits.together([w.fits[index] for w in warm]) for index in warm[0].fits}
+            fits = [w.fits for w in warm if w.fits is not None]
+            if len(fits) == len(warm):
+                known = {index: KnownFits.together([fit[index] for fit in fits]) for index in fits[0]}
         else:
             quadratic = self.second.quadratic(self.rows, everything)
             if quadratic.linear.shape[1] <= JOINT:
@@ -318,16 +337,36 @@ class _Batch:
                 _, d = solve_quadratic(quadratic, noise, Pursuit(STEPS, self.offsets, hopeless=True))
                 near = quadratic.minimiser(noise, d)
         self.near = near = near[:, : self.second.forms.noise_count].clamp(-1, 1)
-        quadratic = self.second.quadratic(self.rows, everything, near, known=known)
+        quadratic = self.second.quadratic(self.rows, everything, near, known=known, mixed=True)
         self.fits = {index: fit.known() for index, fit in quadratic.fits.items()}
         if quadratic.linear.shape[1] > JOINT:
             self.d = self.offsets.new_full(quadratic.linear.shape, math.nan)
             return False
         x = self._least(quadratic, True, steps)
-        self.noise = x[:, : noise.inputs].clamp(-1, 1)
-        self.x = self._inputs(self.noise, everything)
-        self.losses = self._row_losses(quadratic, x.clamp(-1, 1))
+        least = x[:, : noise.inputs].clamp(-1, 1)
+        self.noise = TOWARDS * least + (1 - TOWARDS) * near[:, : noise.inputs]
+        self.x = self._inputs(least, everything)
+        self.losses = [{} for _ in self.cells]
+        self._account(quadratic, x.clamp(-1, 1), self.d_found, everything)
         return True
+
+    def _account(self, quadratic: Quadratic, noise: Tensor, d: Tensor, part: Tensor) -> None:
+        """What entries lose in some cells, where the quadratics are least with multipliers ``d [P, n]``."""
+        for k, rows in zip(part.tolist(), self._row_losses(quadratic, noise, part)):
+            self.losses[k] |= rows
+        names, named = self._names(d.shape[1]), self.second.forms.named
+        if names is None:
+            return
+        # What activations lose is the multiplier of the noise that is between their lines.
+        names = names[part]
+        table = d.new_zeros(len(part), int(names.max()) + 1).scatter(1, names, d.nan_to_num(0.0))
+        for index, node in enumerate(self.leaves.graph.nodes):
+            if index not in named or not isinstance(node.operator, Elementwise):
+                continue
+            lower, upper = (end.flatten(1)[part] for end in self.second.bounds.interval(node.inputs[0], node.operator))
+            lost = table[:, named[index] : named[index] + lower.shape[1]] / (upper - lower).clamp(min=1e-12)
+            for k, own in zip(part.tolist(), lost.tolist()):
+                self.losses[k] |= {(node.inputs[0], entry, -1): loss for entry, loss in enumerate(own) if loss > 0}
 
     def _least(self, quadratic: Quadratic, counted: bool, steps: int) -> Tensor:
         """Multipliers of noise and of cuts, if these are counted, what they prove, and where that is least ``[S, n]``.
@@ -347,7 +386,7 @@ class _Batch:
         if which is not None:
             self.on_cuts = torch.zeros_like(self.on_cuts).scatter(1, which, b * (self.sign.gather(1, which) != 0))
             self.begun_b = torch.zeros_like(self.on_cuts).scatter(1, which, found.begun.b)
-        self.begun, self.names = found.begun, self._names(n)
+        self.begun, self.names, self.d_found = found.begun, self._names(n), found.d
         l = quadratic.linear + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
         constant = quadratic.constant + (b * cuts.constant).sum(1)
         rows = cuts.factors.abs().sum(-1, keepdim=True)
@@ -424,25 +463,21 @@ class _Batch:
                 later.add(name)
         return found
 
-    def _row_losses(self, quadratic: Quadratic, noise: Tensor) -> list[dict[Place, float]]:
-        """What every difference of logits may have cost, in proportion to its width, in every cell."""
-        found: list[dict[Place, float]] = [{} for _ in self.cells]
+    def _row_losses(self, quadratic: Quadratic, noise: Tensor, part: Tensor) -> list[dict[Place, float]]:
+        """What every difference of logits may have cost, in proportion to its width, in some cells."""
+        found: list[dict[Place, float]] = [{} for _ in part]
         bounds, graph = self.second.bounds, self.leaves.graph
         forms = self.second.forms
         for node, (index, entries) in self.leaves.softmaxes.items():
             if index not in quadratic.fits:
                 continue
             fit = quadratic.fits[index]
-            z = forms.bases[fit.logits.basis].take(positions(self.rows)).values(noise[:, : forms.noise_count])
+            z = forms.bases[fit.logits.basis].take(part).values(noise[:, : forms.noise_count])
             loss = fit.losses(z)
             for product, split in quadratic.splits.items():
                 factor = graph.nodes[product].inputs[split.factors.kept]
                 if bounds.structure.source(factor) == index:
-                    zs = (
-                        forms.bases[split.factors.basis]
-                        .take(positions(self.rows))
-                        .values(noise[:, : forms.noise_count])
-                    )
+                    zs = forms.bases[split.factors.basis].take(part).values(noise[:, : forms.noise_count])
                     met = split.losses(zs).flatten(1)
                     placed = torch.zeros_like(met)
                     placed[:, bounds.structure.order(factor)] = met
@@ -469,7 +504,7 @@ class _Batch:
     def _try(self, on_cuts: Tensor, steps: int, final: bool = False) -> None:
         """Bounds with some multipliers, kept where they are the best so far."""
         for part in pieces((~(self.value > 0)).nonzero()[:, 0], 64):
-            value, d, noise = self._lower(part, on_cuts[part], steps, None if final else self.d[part])
+            value, d, noise = self._lower(part, on_cuts[part], steps, None if final else self.d[part], final)
             better = value > self.value[part]
             self.value[part] = torch.where(better, value, self.value[part])
             self.on_cuts[part] = torch.where(better[:, None], on_cuts[part], self.on_cuts[part])
@@ -477,20 +512,28 @@ class _Batch:
             x = self._inputs(noise, part)
             self.x[part] = torch.where(better.reshape(-1, *[1] * (x.ndim - 1)), x, self.x[part])
             if self.near is not None:
-                self.noise = self.near[:, : noise.shape[1]].clone() if self.noise is None else self.noise
+                near = self.near[:, : noise.shape[1]]
+                self.noise = near.clone() if self.noise is None else self.noise
+                noise = TOWARDS * noise + (1 - TOWARDS) * near[part]
                 self.noise[part] = torch.where(better[:, None], noise, self.noise[part])
 
-    def _lower(self, part: Tensor, on_cuts: Tensor, steps: int, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _lower(
+        self, part: Tensor, on_cuts: Tensor, steps: int, start: Tensor | None, final: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Lower bounds ``[P]`` on the margins of some cells, their multipliers, and noise of inputs where they are
-        small."""
+        small; in the end what is lost where is written down."""
         second = self.second
         near = None if self.near is None else self.near[part]
         fits = {index: fit.take(part) for index, fit in self.fits.items()}
-        quadratic = second.quadratic(self.rows[part], part, near, start=self._claim(part, on_cuts), known=fits)
+        claim = self._claim(part, on_cuts)
+        quadratic = second.quadratic(self.rows[part], part, near, start=claim, known=fits, mixed=True)
         target, noise = self.offsets[part], second.forms.noise
         # Cells are compared by their bounds: how low one is matters where no bound can prove it, too.
         value, d = solve_quadratic(quadratic, noise, Pursuit(steps, target, start, hopeless=True))
         least = quadratic.corner() if near is None else quadratic.minimiser(noise, d)
+        if final and near is not None:
+            self.losses = self.losses or [{} for _ in self.cells]
+            self._account(quadratic, least, d, part)
         return self._less(value, target), d, least[:, : noise.inputs]
 
     def _less(self, value: Tensor, target: Tensor) -> Tensor:

@@ -7,22 +7,24 @@ is a proof.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..branch.cut_leaves import CutLeaves, Warm
+from ..branch.cut_leaves import CutLeaves
 from ..branch.cuts import Cut, Path
-from ..branch.loop import Cell, Search, Solved
+from ..branch.loop import Bounds, Cell, Search, Solved
+from ..branch.product_leaves import ProductLeaves
 from ..checker.balls import Balls
-from ..checker.network import Curve, Kink, View
+from ..checker.network import Curve, Kink, Softmax, View
 from ..checker.positions import Places
 from ..checker.replay import Cut as Side
 from ..checker.replay import Rule
-from ..checker.tree import MOST_CELLS
+from ..checker.tree import ALONE, MOST_CELLS
 from ..checker.tree import Cell as Part
 from ..errors import SofthullError
 from ..propagate.crown import LinearBounds
@@ -30,16 +32,38 @@ from ..propagate.methods import Branch, Linear
 from ..regions import Region
 from .gradient import Followed
 from .prover import Proof
+from .second_order import SecondOrder
 from .tree import Tree, check_size
 
 # CPU seconds for one rival.
 SECONDS = 120.0
+# Fits of a cell, each near the noise that was worst for the one before.
+FITS = 2
 
 
-def prove_cuts(proof: Proof, followed: Followed, region: Region, view: View, label: int, rivals: Sequence[int]) -> None:
-    """Claim the lead over one rival, or over zero where there is none, by cells; SofthullError where they fail."""
-    cells = _Judged(proof, followed, region, view, label, rivals)
-    search = Search(cells, Branch(seconds=SECONDS, nodes=2 * MOST_CELLS), [0.0])
+def prove_cuts(
+    proof: Proof, followed: Followed, region: Region, view: View, label: int, rivals: Sequence[int], logits: bool
+) -> None:
+    """Claim the lead over one rival, or over zero where there is none, by cells; SofthullError where they fail.
+
+    ``logits``: cells by second order, whose cuts are of differences of logits, too.
+    """
+    graph = followed.graph.to(torch.float64)
+    row = torch.zeros(1, view.size, dtype=torch.float64)
+    row[0, label if rivals else 0] = 1.0 if rivals or label == 1 else -1.0
+    row[0, list(rivals)] = -1.0
+    rows, offset, whole = row.reshape(1, *graph.output_shape), row.new_zeros(1), torch.zeros(1, dtype=torch.long)
+    prove: Callable[[Proof, Any], float]
+    if logits:
+        bounds = LinearBounds(graph, region, Branch().second_order.linear)
+        cells: CutLeaves | ProductLeaves = ProductLeaves(bounds, whole, rows, offset)
+        prove = partial(_by_quadratics, view, label, rivals)
+    else:
+        bounds = LinearBounds(graph, region, Linear(optimize=0, contract=False))
+        cells = lines = CutLeaves(bounds, whole, rows, offset)
+        prove = partial(_by_lines, followed, lines, view, label, rivals)
+    judged = _Judged(proof, followed, cells, prove)
+    search = Search(judged, Branch(seconds=SECONDS, nodes=2 * MOST_CELLS), [0.0])
     with torch.no_grad():
         search.run()
     if search.interrupted:
@@ -51,40 +75,31 @@ def prove_cuts(proof: Proof, followed: Followed, region: Region, view: View, lab
     while waiting:
         node = waiting.pop()
         if node.children is None:
-            tree.leaf(cells.proved[node.path])
+            tree.leaf(judged.proved[node.path])
             continue
         below, above = node.children
         assert below.side is not None
-        tree.cut(*cells.placed(below.side))
+        tree.cut(*judged.placed(below.side))
         waiting += [above, below]
     tree.claim()
 
 
 class _Judged:
-    """Cells as ``CutLeaves`` bounds them, and not above what the checker proves of them."""
+    """Cells as a search bounds them, and not above what the checker proves of them."""
 
     together = 1
 
-    def __init__(
-        self, proof: Proof, followed: Followed, region: Region, view: View, label: int, rivals: Sequence[int]
-    ) -> None:
-        self.proof, self.followed, self.graph = proof, followed, followed.graph.to(torch.float64)
-        self.view, self.label, self.rivals = view, label, rivals
-        row = torch.zeros(1, view.size, dtype=torch.float64)
-        row[0, label if rivals else 0] = 1.0 if rivals or label == 1 else -1.0
-        row[0, list(rivals)] = -1.0
-        bounds = LinearBounds(self.graph, region, Linear(optimize=0, contract=False))
-        rows, offset = row.reshape(1, *self.graph.output_shape), row.new_zeros(1)
-        self.cells = CutLeaves(bounds, torch.zeros(1, dtype=torch.long), rows, offset)
+    def __init__(self, proof: Proof, followed: Followed, cells: Bounds, prove: Callable[[Proof, Any], float]) -> None:
+        self.proof, self.cells, self.prove = proof, cells, prove
         self.proved: dict[Path, Proof] = {}
         # By node and entry of the graph that are cut: where they stand in the networks of the checker.
-        self._places: dict[tuple[int, int], View] = {}
+        self._places: dict[tuple[int, int], tuple[View, int]] = {}
         for index, (twin, order) in followed.twins.items():
             node = proof.networks.nodes[index]
-            if isinstance(node, Kink | Curve):
-                before = self.graph.nodes[twin].inputs[0]
+            if isinstance(node, Kink | Curve | Softmax):
+                x, before = node.x.flat(), followed.graph.nodes[twin].inputs[0]
                 for place, entry in enumerate(order.tolist()):
-                    self._places[before, entry] = node.x.flat().at(Places([place], node.x.size))
+                    self._places[before, entry] = x, place
 
     def roots(self) -> list[Solved]:
         return self._judged([Cell(0, ())], self.cells.roots())
@@ -95,39 +110,75 @@ class _Judged:
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
         return self._judged(cells, self.cells.solve(cells))
 
-    def placed(self, cut: Cut) -> tuple[str, int, float]:
-        """A cut in the language of the checker: tensor, place and value."""
-        view = self._places[cut.node, cut.plus]
-        return self.proof.networks.names[view.node], view.index.flat[0], cut.threshold
+    def placed(self, cut: Cut) -> tuple[str, int, float, int]:
+        """A cut in the language of the checker: tensor, place, value and the place that is taken off."""
+        view = self._cut(cut)
+        entry, *minus = view.index.flat
+        return self.proof.networks.names[view.node], entry, cut.threshold, minus[0] if minus else ALONE
+
+    def _cut(self, cut: Cut) -> View:
+        """What is cut, one entry or two."""
+        (x, place), *minus = (self._places[cut.node, entry] for entry in (cut.plus, cut.minus) if entry is not None)
+        return x.at(Places([place, *(other for _, other in minus)], x.size))
 
     def _judged(self, cells: Sequence[Cell], found: list[Solved]) -> list[Solved]:
         for cell, solved in zip(cells, found):
             if solved.bound > 0:
-                solved.bound = min(solved.bound, self._prove(cell.path, solved.warm))
+                sides = [Side(self._cut(cut), cut.threshold, 1 if cut.below else -1) for cut in cell.path]
+                part = self.proof.cell(Part(self.proof.known.region, tuple(sides)))
+                kept = len(self.proof.arrays)
+                margin = self.prove(part, solved.warm)
+                if margin > 0:
+                    self.proved[cell.path] = part
+                    check_size(self.proof, len(self.proved))
+                else:
+                    self.proof.forget(kept)
+                solved.bound = min(solved.bound, margin)
         return found
 
-    def _prove(self, path: Path, warm: Warm) -> float:
-        """What the checker proves of a cell."""
-        sides = [Side(self._places[cut.node, cut.plus], cut.threshold, 1 if cut.below else -1) for cut in path]
-        part = self.proof.cell(Part(self.proof.known.region, tuple(sides)))
-        on_cuts = warm.on_cuts[None].clamp(min=0).numpy() if path else None
-        with part.following(partial(self._choose, self.cells.slopes(0, warm))):
-            if self.rivals:
-                margin = part.claim_difference(self.view, self.label, self.rivals[0], on_cuts)
-            else:
-                margin = part.claim_sign(self.view, self.label == 1, on_cuts)
-        if margin > 0:
-            self.proved[path] = part
-            check_size(self.proof, len(self.proved))
-        return margin
 
-    def _choose(self, slopes: dict[int, tuple[Tensor, Tensor]], index: int, A: Balls) -> Rule | None:
-        """The lines of a cell; everything else is passed as in the whole region."""
-        node = self.proof.networks.nodes[index]
-        if index not in self.followed.twins or not isinstance(node, Kink | Curve):
+def _multipliers(part: Proof, on_cuts: Tensor) -> np.ndarray | None:
+    """What the search chose for the cuts of a cell."""
+    return on_cuts[None].clamp(min=0).numpy() if part.known.cuts else None
+
+
+def _by_lines(
+    followed: Followed, cells: CutLeaves, view: View, label: int, rivals: Sequence[int], part: Proof, warm: Any
+) -> float:
+    """What the checker proves of a cell with the lines of the search; all else is passed as in the whole region."""
+    slopes = cells.slopes(0, warm)
+
+    def choose(index: int, A: Balls) -> Rule | None:
+        node = part.networks.nodes[index]
+        if index not in followed.twins or not isinstance(node, Kink | Curve):
             return None
-        twin, order = self.followed.twins[index]
+        twin, order = followed.twins[index]
         below, above = (side.numpy()[order] for side in slopes[twin])
         if isinstance(node, Kink):
             return {"slope": np.clip((below - node.slope) / ((1 - node.slope) or 1.0), 0.0, 1.0)}
         return {"below": below, "above": above}
+
+    on_cuts = _multipliers(part, warm.on_cuts)
+    with part.following(choose):
+        if rivals:
+            return part.claim_difference(view, label, rivals[0], on_cuts)
+        return part.claim_sign(view, label == 1, on_cuts)
+
+
+def _by_quadratics(view: View, label: int, rivals: Sequence[int], part: Proof, warm: Any) -> float:
+    """What the checker proves of a cell by second order, with forms, fits and multipliers of the cell."""
+    second = SecondOrder.claimed(part, [view])
+    on_cuts, fits = _multipliers(part, warm.on_cuts), [False] + [True] * FITS
+    if warm.noise is not None:
+        second.near(warm.noise.numpy())
+        fits.pop(0)
+    steps, found = len(part.steps), -np.inf
+    for fitted in fits:
+        del part.steps[steps:]  # what does not suffice
+        if rivals:
+            found = second.lead(view, label, rivals[0], fitted, on_cuts=on_cuts)
+        else:
+            found = second.sign(view, label == 1, fitted, on_cuts)
+        if found > 0:
+            break
+    return found

@@ -423,6 +423,11 @@ class Proof:
             self.arrays[name] = array  # kept: its identity is not given to another one
         return self._names[id(array)]
 
+    def forget(self, count: int) -> None:
+        """Drop all arrays but the first so many: no step that is left may name one."""
+        for name in list(self.arrays)[count:]:
+            del self._names[id(self.arrays.pop(name))]
+
     def parts(self, items: Any, sides: int) -> list[Any]:
         """Items in parts that fit a step."""
         step = max(1, LARGEST_STEP // (sides * self._widest))

@@ -71,19 +71,31 @@ class SecondOrder:
         self._errors[index] = self._over_noise(form)[:, before:].sum(1)
         proof.derive_planes(index)
 
-    def lead(self, view: View, label: int, rival: int, fitted: bool = False, first: Rules | None = None) -> float:
+    def near(self, noise: Floats) -> None:
+        """Fits that come next are near this noise of the input."""
+        self._worst = noise
+
+    def lead(
+        self,
+        view: View,
+        label: int,
+        rival: int,
+        fitted: bool = False,
+        first: Rules | None = None,
+        on_cuts: Floats | None = None,
+    ) -> float:
         """Claim that one entry exceeds another, and by how much.
 
         ``fitted``: with quadratics of attention rows, near the noise at which the walk before this was at its least;
-        ``first``: choices that go before our own.
+        ``first``: choices that go before our own; ``on_cuts [1, cuts]``: multipliers of the cuts of a cell.
         """
         with self.choosing(fitted, first):
-            return self.proof.claim_difference(view, label, rival)
+            return self.proof.claim_difference(view, label, rival, on_cuts)
 
-    def sign(self, view: View, positive: bool) -> float:
+    def sign(self, view: View, positive: bool, fitted: bool = False, on_cuts: Floats | None = None) -> float:
         """Claim that a single output is positive (negative): how far it stays from zero."""
-        with self.choosing():
-            return self.proof.claim_sign(view, positive)
+        with self.choosing(fitted):
+            return self.proof.claim_sign(view, positive, on_cuts)
 
     def sharpen(self, entries: Mapping[int, Indices]) -> None:
         """Claim both ends of some entries of what kinks and curves are applied to, by node, first to last."""
@@ -190,7 +202,7 @@ class SecondOrder:
 
         from ..propagate.second_order.dual import Problem, Pursuit, bound
         from ..propagate.second_order.low_rank import LowRankQuadratic
-        from ..propagate.second_order.quadratic import DenseQuadratic
+        from ..propagate.second_order.quadratic import NEWTON_UP_TO, DenseQuadratic
 
         noise = self.known.forms.noise
         l_ = linear.astype(np.float64)
@@ -201,13 +213,12 @@ class SecondOrder:
             return {"corners": 1}
         C, ball = B.C.astype(np.float64), torch.arange(len(l_)) < noise.inputs if noise.norm else None
         problem: Problem
-        given, squares = torch.from_numpy(l_)[None], torch.from_numpy(C)[None]
-        if B.U is None:
-            problem, matrix = DenseQuadratic(given, squares, ball), C
+        U = np.eye(len(C)) if B.U is None else B.U.astype(np.float64)
+        matrix, given = U.T @ (C @ U), torch.from_numpy(l_)[None]
+        if B.U is None or (ball is None and len(l_) <= NEWTON_UP_TO):
+            problem = DenseQuadratic(given, torch.from_numpy(matrix)[None], ball)
         else:
-            U = B.U.astype(np.float64)
-            problem = LowRankQuadratic.of(given, torch.from_numpy(U)[None], squares, ball)
-            matrix = U.T @ (C @ U)
+            problem = LowRankQuadratic.of(given, torch.from_numpy(U)[None], torch.from_numpy(C)[None], ball)
         never = torch.full((1,), torch.inf, dtype=torch.float64)
         d = bound(problem, Pursuit(_STEPS, never))[1][0].numpy()
         used = (l_ != 0) | ~is_zero(B.C if B.U is None else B.U).astype(bool).all(0)  # by floats it may be nothing

@@ -11,7 +11,7 @@ import numpy as np
 from ..checker.network import View
 from ..checker.positions import Places
 from ..checker.replay import Region
-from ..checker.tree import LEAF, MOST_CELLS, Cell
+from ..checker.tree import ALONE, LEAF, MOST_CELLS, Cell
 from ..errors import SofthullError
 from .prover import Proof
 
@@ -26,25 +26,26 @@ class Tree:
 
     def __init__(self, root: Proof, view: View, label: int, rivals: Sequence[int]) -> None:
         self.root, self.view, self.label, self.rivals = root, view, label, rivals
-        self.cuts: list[tuple[str | None, int, float]] = []
+        self.cuts: list[tuple[str | None, int, int, float]] = []
         self.cells: list[list[dict[str, Any]]] = []
         self.lead = np.full(max(1, len(rivals)), np.inf)
 
-    def cut(self, tensor: str | None, entry: int, value: float) -> None:
-        """A cut at an entry of a tensor; None is the input."""
-        self.cuts.append((tensor, entry, value))
+    def cut(self, tensor: str | None, entry: int, value: float, minus: int = ALONE) -> None:
+        """A cut at an entry of a tensor, or at its difference to another; None is the input."""
+        self.cuts.append((tensor, entry, minus, value))
 
     def leaf(self, cell: Proof) -> None:
         """A cell that is proved; SofthullError where the tree becomes too large."""
-        self.cuts.append((None, LEAF, 0.0))
+        self.cuts.append((None, LEAF, ALONE, 0.0))
         self.cells.append(cell.steps)
         self.lead = np.minimum(self.lead, lead(cell, self.view, self.label, self.rivals))
         check_size(self.root, len(self.cells))
 
     def claim(self) -> None:
         """What the cells prove together, as one step of the root."""
-        names, entries, values = (list(part) for part in zip(*self.cuts))
+        names, entries, minus, values = (list(part) for part in zip(*self.cuts))
         arrays = {"entries": np.array(entries, dtype=np.int64), "values": np.array(values)}
+        arrays |= {"minus": np.array(minus, dtype=np.int64)} if max(minus) > ALONE else {}
         tree: dict[str, Any] = {name: self.root.keep(array) for name, array in arrays.items()}
         tree |= {"tensors": names} if any(names) else {}
         beyond = np.full(len(self.lead), np.inf)

@@ -114,10 +114,8 @@ def _lead(
     hows, chosen = (run.proved_by if run is not None else None), (run.chosen if run is not None else {})
     # Contracted products are tight and take most of the time: first where the run took them, else where all else fails.
     contracted = bool({"contracted", "gradient"} & set((hows or {}).values()))
-    if "cuts of logits" in (hows or {}).values():
-        return "the checker has no rule for cuts of differences of logits yet"
     proof.prepare([logits], contract=contracted)
-    cut = [k for k, how in (hows or {}).items() if how == "cuts"]
+    cut = [k for k, how in (hows or {}).items() if how in ("cuts", "cuts of logits")]
     sharpened = run.sharpened if run is not None else {}
     stepped = [k for k in chosen if (hows or {}).get(k) == "gradient"]
     bent = [k for k in chosen if (hows or {}).get(k) == "second order, gradient"]
@@ -128,7 +126,8 @@ def _lead(
         from .cuts import prove_cuts
 
         for rival in [k for k in cut if not rivals or k in rivals]:
-            prove_cuts(proof, followed, region, logits, label, [rival] if rivals else [])
+            by_logits = (hows or {})[rival] == "cuts of logits"
+            prove_cuts(proof, followed, region, logits, label, [rival] if rivals else [], by_logits)
     if not rivals:
         found = float(lead(proof, logits, label, ())[0])
         if not found > 0:

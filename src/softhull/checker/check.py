@@ -300,9 +300,10 @@ class _Check:
             raise Refused("cells inside of a cell")
         tree = step["tree"]
         entries, values = self.certificate.array(tree["entries"], "i"), self.certificate.array(tree["values"], "f")
+        minus = self.certificate.array(tree["minus"], "i") if "minus" in tree else None
         names = tree.get("tensors", [None] * entries.size)
         tensors = [self.networks.whole(0) if name is None else self._view(name) for name in names]
-        cells = cells_of(self.networks, self.region, tensors, entries, values)
+        cells = cells_of(self.networks, self.region, tensors, entries, values, minus)
         if not isinstance(tree["cells"], list) or len(tree["cells"]) != len(cells):
             raise Refused(f"a tree of {len(cells)} cells needs the steps of each, and no others")
         found, whole, scores = [], self.known, self.scores

@@ -143,11 +143,15 @@ class ProvedPlanes:
 
 @dataclass(frozen=True)
 class Cut:
-    """One side of a cut: ``sign (x - value) <= 0`` for the one entry x that stands in a view."""
+    """One side of a cut: ``sign (x - value) <= 0`` for the one entry x of a view, or the difference x of its two."""
 
     view: View
     value: float
     sign: int  # 1: at most the value, -1: at least
+
+    def row(self) -> Balls:
+        """The coefficients of x on what stands in the view."""
+        return exact(np.array([1.0, -1.0])[: self.view.size])
 
 
 @dataclass
@@ -201,7 +205,7 @@ class Knowledge:
         """What is known in a cell: the part of ``region``, itself a part of this one, where all ``cuts`` hold.
 
         Theorem: what holds for every input of a region holds for every input of a part of it. So all that was proved
-        stays, and an entry that is cut lies on its side of the value, too. Affine forms are found anew.
+        stays, and an entry or a difference that is cut lies on its side of the value, too. Affine forms are found anew.
         """
         found = Knowledge(self.networks, region)
         found.cuts = (*self.cuts, *cuts)
@@ -212,9 +216,12 @@ class Knowledge:
         if region is self.region:
             found._boxes = dict(self._boxes)
         for cut in cuts:
-            ends = (-np.inf, cut.value) if cut.sign > 0 else (cut.value, np.inf)
+            low, high = (np.array([end]) for end in ((-np.inf, cut.value) if cut.sign > 0 else (cut.value, np.inf)))
+            if cut.view.size == 2:
+                found.learn_differences(cut.view, Places([(0, 1)], 2), low, high)
+                continue
             node, boxes = cut.view.node, found._boxes
-            found.learn_entries(cut.view, cut.view.places(), *(np.array([end]) for end in ends))
+            found.learn_entries(cut.view, cut.view.places(), low, high)
             if node in boxes:  # those of later nodes stay true, and need not be found again
                 (lower, upper), (low, high) = boxes[node], found._claimed[node]
                 found._boxes = boxes | {node: (np.maximum(lower, low), np.minimum(upper, high))}
@@ -443,7 +450,7 @@ class Knowledge:
                 raise Refused("multipliers that are not one for every cut of the cell")
             shares = exact(_array({"cuts": on_cuts}, "cuts", len(walk.constant), len(self.cuts), low=0.0))
             for share, cut in zip(shares.T, self.cuts):
-                self.put(walk.pending, cut.view, cut.sign * share[:, None])
+                self.put(walk.pending, cut.view, cut.sign * share[:, None] * cut.row())
                 walk.constant = walk.constant - cut.sign * share * arb(cut.value)
         best = []
         while (top := walk.top) > 0:

@@ -63,6 +63,12 @@ def sum_per_instance(x: Tensor) -> Tensor:
     return x.sum(tuple(range(2, x.ndim))) if x.ndim > 2 else x
 
 
+def constant_part(coefficients: Tensor, constant: Tensor) -> Tensor:
+    """``<A [S, B, *shape], constant>`` as ``[S, B]``, for a finite constant that broadcasts to the shape."""
+    entries = constant.expand(coefficients.shape[2:]).reshape(-1)
+    return coefficients.reshape(*coefficients.shape[:2], len(entries)) @ entries
+
+
 class Affine(Operator):
     """Exact for linear bounds: the output is affine in all inputs jointly.
 

@@ -323,7 +323,7 @@ class SynthStudy:
             gaps = self.gaps.get(setting)
             for partner in panel.partners(setting.size) if gaps else ():
                 assert gaps is not None
-                ratios = _ratio(gaps["er", panel.side, False], gaps[partner, panel.side, False])
+                ratios = _ratio(gaps["er", panel.side, False], gaps[partner, panel.side, False], setting.size)
                 quantiles = np.quantile(ratios, [0.05, 0.25, 0.5, 0.75, 0.95], method="inverted_cdf")
                 p5, q25, median, q75, p95 = map(float, quantiles)
                 below = float(np.mean(ratios < 1))
@@ -345,7 +345,12 @@ class SynthStudy:
         return written
 
 
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Quotients of mean gaps; a gap at the level of rounding is none."""
-    nothing = denominator <= 8 * np.finfo(np.float64).eps
+def _ratio(numerator: np.ndarray, denominator: np.ndarray, size: int) -> np.ndarray:
+    """Quotients of mean gaps; a gap at the level of rounding is none.
+
+    Softmax and its bound are at most 1, each with the roundings of an exponential (two) above and below the bar, a sum
+    and a quotient; a rounding is half a unit.
+    """
+    roundings = 2 * (2 + 2 + size)
+    nothing = denominator <= roundings * 0.5 * np.finfo(np.float64).eps
     return np.where(nothing, np.inf, numerator / np.where(nothing, 1.0, denominator))

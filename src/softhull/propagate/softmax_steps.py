@@ -21,6 +21,7 @@ from ..bounds.table import find_bound
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.softmax import Softmax
 from ..graph.rounding import outward, ulps
+from ..regions import inner
 from .free import Free
 from .rules import Backs, step, tightest
 from .structure import pieces, positions
@@ -57,11 +58,12 @@ class DensePlanes:
         """``<up, planes below> + <down, planes above>`` for coefficients ``[S, B, rows, K]``: slope and constant."""
         if self.below_slope.ndim == 5:  # planes of their own for every specification
             slope = (up[..., None, :] @ self.below_slope + down[..., None, :] @ self.above_slope)[..., 0, :]
-        else:
-            slope = up.permute(1, 2, 0, 3) @ self.below_slope + down.permute(1, 2, 0, 3) @ self.above_slope
-            slope = slope.permute(2, 0, 1, 3)
-        constant = up * self.below + down * self.above - slope * self.at
-        return slope, constant.flatten(2).sum(-1)
+            constant = up * self.below + down * self.above - slope * self.at
+            return slope, constant.flatten(2).sum(-1)
+        slope = up.permute(1, 2, 0, 3) @ self.below_slope + down.permute(1, 2, 0, 3) @ self.above_slope
+        slope = slope.permute(2, 0, 1, 3)
+        parts = ((up, self.below), (down, self.above), (slope, -self.at))
+        return slope, torch.stack([inner(A.flatten(2), x.flatten(1)) for A, x in parts]).sum(0)
 
     def sizes(self, reach: Tensor) -> Interval:
         """How large the numbers get that make the planes within ``reach [B, rows, K]``: ``[B, rows, K]`` each."""

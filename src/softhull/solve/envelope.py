@@ -17,8 +17,7 @@ import numpy as np
 from ..errors import InvalidInput, MissingExtra, SofthullError
 
 LARGEST_SIZE = 5
-# Units in the last place of a probability, beside which what its tangent leaves is rounding: chosen, not counted.
-FLAT_UNITS = 64
+EXP = 2  # roundings, each half a unit in the last place, of NumPy's exponential of doubles
 GRID_NODES = {1: 129, 2: 65, 3: 17, 4: 9, 5: 7}
 
 # In units of the largest deviation of the function from its tangent plane over the grid.
@@ -80,7 +79,7 @@ class _Program:
         self.spacing = float(nodes[1] - nodes[0])
         self.on_grid = self.deviation(self.grid)
         largest = float(np.max(np.abs(self.on_grid)))
-        self.flat = largest <= FLAT_UNITS * np.finfo(np.float64).eps * self.here
+        self.flat = bool(np.all(np.abs(self.on_grid) <= self.rounding(self.grid)))
         if not self.flat:
             self.scale = largest
             self.on_grid = self.on_grid / largest
@@ -88,6 +87,21 @@ class _Program:
     def deviation(self, z: np.ndarray) -> np.ndarray:
         p = _softmax(self.middle + self.radius * z)[..., self.output]
         return self.sign * (p - self.here - (z - self.centre) @ self.slope) / self.scale
+
+    def rounding(self, z: np.ndarray) -> np.ndarray:
+        """What a deviation is off by at most; one that is no larger is none.
+
+        A logit is rounded by its product, its sum and the largest one taken from it, four times its size in all, and
+        counts above and below the bar; so do exponentials; the sum and the quotient are K more. A slope is made of two
+        probabilities, a difference and two products; an inner product of K + 1 operations.
+        """
+        count = self.centre.size
+        share = 8 * float(np.max(np.abs(self.middle) + self.radius)) + 2 * EXP + count
+        p = _softmax(self.middle + self.radius * z)[..., self.output]
+        along = self.here * (np.abs(z - self.centre) @ self.radius)
+        last = 2  # differences
+        parts = (share + last) * (p + self.here) + (2 * share + 3 + count + 1 + last) * along
+        return 0.5 * np.finfo(np.float64).eps * parts
 
     def solve(self) -> Envelope:
         """The value of the envelope at the centre, by column generation over the grid."""

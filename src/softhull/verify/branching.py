@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..branch.cut_leaves import CutLeaves
 from ..branch.dual_leaves import DualLeaves
-from ..branch.loop import Search
+from ..branch.loop import Bounds, Search
 from ..branch.product_leaves import ProductLeaves
 from ..branch.walk_leaves import Rows, WalkLeaves
 from ..errors import InvalidInput
@@ -36,7 +36,7 @@ from .walks import instances_together, linear_walks, networks_of, second_order
 # What excludes a row that cells inside the network prove, by linear walks or by second order.
 CUT, CUT_LOGITS = "cuts", "cuts of logits"
 # Cells are bounded by second order where so many of them fit at once.
-CELLS_OF_PRODUCTS = 16
+CELLS_OF_PRODUCTS = 8
 # Planes of the cells: nearly as tight as all bounds of the table in small boxes, at half the cost.
 CELLS = SoftmaxBounds(("er",), ("lse",))
 # Cells are boxes of inputs where there are at most so many.
@@ -84,6 +84,12 @@ class _Cutting:
         self.work = work
         self.problem, self.structure = work.problem, networks_of(work).graphs[0].structure
 
+    def _search(self, bounds: Bounds, instance: Tensor) -> Search:
+        """A search for margins, one problem for every instance given; what was spent on these counts."""
+        self.found.spent.charge(instance.unique())
+        before = {i: self.found.spent.of(i)["cpu_seconds"] for i in set(instance.tolist())}
+        return Search(bounds, self.method, [0.0] * len(instance), instance.tolist(), self.effort.deadline, before)
+
     def boxes(self, instances: Tensor) -> None:
         """Cells that are boxes of inputs, bounded by linear walks and second order, all groups together."""
         if not len(instances):
@@ -92,7 +98,7 @@ class _Cutting:
         rows = Rows(mine.rows.reshape(*mine.offsets.shape, *graph.output_shape), mine.offsets, mine.group)
         effort, method = self.effort, self.method
         bounds = WalkLeaves(graph, self.structure, region, rows, method.second_order, effort.memory, effort.deadline)
-        search = Search(bounds, method, [0.0] * len(instances), instances.tolist(), effort.deadline)
+        search = self._search(bounds, instances)
         groups = range(self.margins.groups)
         try:
             search.run(self._challenge(search, [groups] * len(instances)))
@@ -121,7 +127,7 @@ class _Cutting:
         rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
         offsets = self.margins.offsets[row, instance]
         cells = CutLeaves(bounds, instance, rows, offsets, sharpen=not self.effort.proofs)
-        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        search = self._search(cells, instance)
         challenge = self._challenge(search, [[g] for g in group.tolist()])
         elsewise: set[int] = set()  # instances that another search tells of
         try:
@@ -170,7 +176,7 @@ class _Cutting:
         rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
         offsets = self.margins.offsets[row, instance]
         cells = ProductLeaves(bounds, instance, rows, offsets, min(64, instances_together(bounds)))
-        search = Search(cells, self.method, [0.0] * len(row), instance.tolist(), self.effort.deadline)
+        search = self._search(cells, instance)
         try:
             search.run(self._challenge(search, [[g] for g in group.tolist()]))
         finally:

@@ -96,14 +96,17 @@ class Margins:
         if not stage.dear:
             self._bound(stage, found, *self.open_rows(found, wanted))
             return
+        tried = torch.zeros_like(found.bounds, dtype=torch.bool)
         for _ in range(2):
             row, instance = self.open_rows(found, wanted)
             worst = _smallest(found.bounds[row, instance], instance)
-            self._bound(stage, found, row[worst], instance[worst])
+            fresh = ~tried[row, instance]
+            self._bound(stage, found, row[worst & fresh], instance[worst & fresh])
             broken = ~(found.bounds[row, instance] > 0) & worst
             wanted[instance[broken]] = False
-            rest = ~worst & wanted[instance]
+            rest = ~worst & wanted[instance] & fresh
             self._bound(stage, found, row[rest], instance[rest])
+            tried[row, instance] = True
 
     def open_rows(self, found: Solution, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """The best row of every open group of some instances ``[B]``, and its instance."""

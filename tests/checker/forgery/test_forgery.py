@@ -21,10 +21,10 @@ from .search import Hunt, Tally, know, shares
 from .truth import Truth, inside
 from .writer import norm_of
 
-COUNT = int(os.environ.get("SOFTHULL_FORGERIES", "20000"))
+COUNT = int(os.environ.get("SOFTHULL_FORGERIES", "10000"))
 SEED = int(os.environ.get("SOFTHULL_SEED", "0"))
-SEEDS = 12  # a planted error is looked for from, as it is a matter of luck
-EACH = 300  # forgeries of an instance from each of them
+SEEDS = 36  # a planted error is looked for from, as it is a matter of luck
+EACH = 100  # forgeries of an instance from each of them: a fresh start finds more than a long search
 
 REFUSED = {"imports": "operator sets twice", "turned": "-inf in anything but a mask"}
 CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits", "tree", "cuts"}
@@ -57,7 +57,7 @@ def test_no_false_statement_is_accepted(all_instances: list[Instance], tmp_path:
     assert tally.false == []
     assert tally.crashes == []
     assert tally.forgeries == COUNT
-    if COUNT >= 20000:
+    if COUNT >= 10000:
         assert CLAIMS | RULES | set(SCORES) | {"class", "ranges"} <= tally.accepted.keys()
         assert tally.changed.keys() >= CLAIMS | RULES
         assert min(tally.outcomes[name] for name in ("refused", "malformed", "accepted and true")) > COUNT // 50
@@ -72,7 +72,7 @@ def test_planted_errors_are_found(
     for instance in chosen:
         know(instance)
     planted.plant(monkeypatch)
-    for seed in range(SEED, SEED + SEEDS):
+    for seed in range(SEED + planted.seed, SEED + planted.seed + SEEDS):
         hunts: dict[str, Hunt] = {}
         for _ in range(0, EACH, 50):
             for instance in chosen:

@@ -246,8 +246,10 @@ class Pool:
     def cells(self, tree: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """For every cell of a tree of cuts the points that certainly lie in it, as a mask."""
         entries, values = arrays[tree["entries"]], arrays[tree["values"]]
+        less = arrays[tree["minus"]] if "minus" in tree else np.full(entries.shape, -1)
         found, waiting = [], [np.ones(len(self.at), dtype=bool)]
-        for name, entry, value in zip(tree.get("tensors", [None] * len(entries)), entries.tolist(), values.tolist()):
+        cuts = zip(tree.get("tensors", [None] * len(entries)), entries.tolist(), less.tolist(), values.tolist())
+        for name, entry, minus, value in cuts:
             here = waiting.pop()
             if entry < 0:
                 found.append(here)
@@ -255,6 +257,8 @@ class Pool:
             held = np.stack(self.at) if name is None else self.floats.get(name)
             x = np.full(len(here), np.nan) if held is None else held[:, entry]
             slack = NEAR * (1 + abs(value))
+            if held is not None and minus >= 0:
+                x, slack = x - held[:, minus], slack + NEAR * np.abs(held).max()
             waiting += [here & (x >= value + slack), here & (x <= value - slack)]
         return found
 

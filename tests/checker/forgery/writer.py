@@ -42,6 +42,7 @@ def norm_of(instance: Instance) -> str:
 
 
 MULTIPLIERS = (0.0, 0.1, 1.0, 10.0)  # of cuts
+ALL_SCORES = "attention 2"  # the others have one: scores are concluded by the same rules whatever the network
 
 
 # Honest proofs
@@ -66,7 +67,7 @@ def honest(instance: Instance, truth: Truth, parsed: Networks) -> Iterator[Certi
     if len(logits) > 1:
         yield cells(instance, label, int(logits.argmin()))
     if len(logits) > 1 and (products or len(instance.models) > 1):
-        names = list(SCORES) if products and region.eps < 1e-3 else ["nll"]
+        names = list(SCORES) if instance.name == ALL_SCORES else ["nll"]
         networks = [load_onnx(path) for path in instance.paths]
         for score in names:
             with suppress(NoProof):  # softmax rows of one entry leave a contracted product without functions
@@ -98,7 +99,10 @@ def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = Fa
 
 @exactly
 def cells(instance: Instance, label: int, rival: int) -> Certificate:
-    """A margin, positive or not, in cells: two cuts of tensors in the middle of their ranges, and one of the input."""
+    """A margin, positive or not, in cells: two cuts of tensors in the middle of their ranges, and one of the input.
+
+    Some are of differences of two entries; in networks with products the first cell is proved by second order.
+    """
     proof = Proof(list(instance.paths), instance.x, instance.region.eps, norm_of(instance), instance.region.clip)
     view, rng = proof.networks.logits[0], np.random.default_rng(0)
     proof.prepare(proof.networks.probabilities)
@@ -106,20 +110,29 @@ def cells(instance: Instance, label: int, rival: int) -> Certificate:
     names = [
         name for name, found in proof.networks.tensors.items() if found.node and not proof.networks.masked(found).any()
     ]
+    second_order = any(isinstance(node, Product) for node in proof.networks.nodes)
     waiting = [(Cell(proof.known.region), 0)]
     while waiting:
         cell, depth = waiting.pop()
         part = proof.cell(cell)
         name = names[int(rng.integers(len(names)))] if depth < 2 else None
         found = proof.networks.whole(0) if name is None else proof.networks.tensors[name]
-        entry = int(rng.integers(found.size))
-        low, high = (float(end.ravel()[entry]) for end in part.known.box(found))
+        places = rng.choice(
+            found.size, 1 if name is None or found.size == 1 else int(rng.integers(1, 3)), False
+        ).tolist()
+        lower, upper = (end.ravel()[places] for end in part.known.box(found))
+        low, high = float((lower[:1] - upper[1:].sum())[0]), float((upper[:1] - lower[1:].sum())[0])
         if depth == 3 or not low < high or not np.isfinite(high - low):
-            part.claim_difference(view, label, rival, rng.choice(MULTIPLIERS, (1, len(cell.cuts))))
+            on_cuts = rng.choice(MULTIPLIERS, (1, len(cell.cuts)))
+            if second_order and not tree.cells:
+                SecondOrder.claimed(part, [view]).lead(view, label, rival, on_cuts=on_cuts)
+            else:
+                part.claim_difference(view, label, rival, on_cuts)
             tree.leaf(part)
             continue
-        tree.cut(name, entry, low + (high - low) / 2)
-        waiting += [(half, depth + 1) for half in reversed(trees.halves(cell, found, entry, low + (high - low) / 2))]
+        middle = low + (high - low) / 2
+        tree.cut(name, places[0], middle, *places[1:])
+        waiting += [(half, depth + 1) for half in reversed(trees.halves(cell, found, places, middle))]
     tree.claim()
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
 
@@ -224,20 +237,22 @@ class Writer:
         number = self._pick(known)
         tree = draft.touch(number)["tree"]
         entries, values = (np.array(draft.arrays.get(str(tree.get(key)), ())) for key in ("entries", "values"))
+        minus = np.array(draft.arrays.get(str(tree.get("minus")), np.full(entries.shape, -1)))
         names, parts = tree.get("tensors"), tree.get("cells")
-        if not isinstance(parts, list) or not parts or not isinstance(names, list) or entries.shape != values.shape:
+        if not isinstance(parts, list) or not parts or not isinstance(names, list) or not len(entries):
+            return
+        if not entries.shape == values.shape == minus.shape:
             return
         place, cell = int(self.rng.integers(len(entries))), int(self.rng.integers(len(parts)))
         cuts = [step for part in parts for step in part if isinstance(step, dict) and "cuts" in step]
-        kind = self._pick(
-            ["end", "end", "drop", "swap", "repeat", "value", "entry", "tensor", "multiply", "multiply", "lift", "none"]
-        )
+        changes = "end end drop swap repeat value entry minus tensor multiply multiply lift none"
+        kind = self._pick(changes.split())
         if kind == "end":  # after some cell
             behind = int(np.flatnonzero(np.cumsum(entries < 0) > cell)[:1].sum()) + 1
-            entries, values = entries[:behind], values[:behind]
+            entries, values, minus = entries[:behind], values[:behind], minus[:behind]
             tree["tensors"], tree["cells"] = names[:behind], parts[: cell + 1]
         elif kind == "drop":
-            entries, values = np.delete(entries, place), np.delete(values, place)
+            entries, values, minus = (np.delete(part, place) for part in (entries, values, minus))
             names.pop(min(place, len(names) - 1))
             parts.pop(cell)
         elif kind == "swap":
@@ -248,6 +263,8 @@ class Writer:
             values[place] = self._pick([*NUMBERS, values[place] + self.rng.standard_normal(), values[place] + 0.1])
         elif kind == "entry" and entries.size:
             entries[place] = int(self.rng.integers(-1, entries.max(initial=0) + 3))
+        elif kind == "minus":
+            minus[place] = self._pick([-1, entries[place], int(self.rng.integers(-1, entries.max(initial=0) + 3))])
         elif kind == "tensor" and names:
             names[place % len(names)] = self._pick([*self.tensors, None])
         elif kind == "multiply" and cuts:
@@ -259,7 +276,7 @@ class Writer:
             draft.insert(number + 1, self._pick(parts[cell]), fix=False)
         elif kind == "none" and cuts:
             self._pick(cuts).pop("cuts")
-        tree["entries"], tree["values"] = draft.keep(entries), draft.keep(values)
+        tree["entries"], tree["values"], tree["minus"] = (draft.keep(part) for part in (entries, values, minus))
 
     def stop(self, draft: Draft, other: Certificate) -> None:
         number = self._place(draft)

@@ -184,7 +184,8 @@ def test_ranges_of_products_hold(norm):
 
 @pytest.mark.parametrize("m", sorted(CELLS))
 @pytest.mark.parametrize("width", [1e-3, 0.5, 3.0])
-def test_fitted_rows_stay_below(m, width):
+@pytest.mark.parametrize("priced", [False, True])
+def test_fitted_rows_stay_below(m, width, priced):
     rng = np.random.default_rng(m)
     N = 2
     A, at = 3 * _numbers(rng, N, m + 1), _numbers(rng, N, m + 1)
@@ -192,13 +193,17 @@ def test_fitted_rows_stay_below(m, width):
     upper = width * torch.from_numpy(rng.uniform(0.2, 1, size=(N, m)))
     apart = lower[:, :, None] - upper[:, None, :], upper[:, :, None] - lower[:, None, :]
     point = lower + 0.3 * (upper - lower)
-    fit = fit_rows(A, at, lower, upper, apart, point)
+    price = torch.from_numpy(rng.uniform(0, 4, size=A.shape) * (rng.uniform(size=A.shape) < 0.8)) if priced else None
+    fit = fit_rows(A, at, lower, upper, apart, point, price)
     assert bool(fit.value.isfinite().all())
     closest = torch.full((N,), math.inf, dtype=A.dtype)
     for i in range(120):
         share = torch.from_numpy(rng.uniform(0, 1, size=(N, m)))
         y = lower + (share.round() if i % 4 == 0 else share) * (upper - lower)
-        phi = (A * (at + torch.nn.functional.pad(y, (0, 1))).softmax(-1)).sum(-1)
+        p = (at + torch.nn.functional.pad(y, (0, 1))).softmax(-1)
+        phi = (A * p).sum(-1)
+        if price is not None:
+            phi = phi - (price * (p - fit.level - (fit.lines @ y[..., None])[..., 0]).square()).sum(-1)
         claimed = fit.value + (fit.slope * y).sum(-1) + (y * (fit.matrix @ y[..., None])[..., 0]).sum(-1)
         assert bool((claimed <= phi + ROUNDING).all())
         closest = torch.minimum(closest, phi - claimed)

@@ -118,6 +118,17 @@ def test_extreme_sizes(size):
     assert bool((value <= least).all())
 
 
+def test_multipliers_that_leave_a_matrix_singular_are_infeasible_and_spare_the_others():
+    linear = torch.ones(2, 2, dtype=torch.float64)
+    B = torch.tensor([[[0.0, -1.0], [-1.0, 0.0]], [[0.0, 0.5], [0.5, 0.0]]], dtype=torch.float64)
+    d = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)  # the first matrix is singular, to the last digit
+    eye = torch.eye(2, dtype=torch.float64)
+    for problem in (DenseQuadratic(linear, B), LowRankQuadratic.of(linear, eye.expand(2, 2, 2), B)):
+        found = problem.solve(d)
+        assert found.feasible.tolist() == [False, True]
+        torch.testing.assert_close(found.x[1], torch.linalg.solve(eye + B[1], linear[1]) / 2)
+
+
 def test_degenerate_matrices():
     rng = np.random.default_rng(4)
     for rank in (1, 2):

@@ -112,7 +112,7 @@ class Conv(Affine):
             size for axis in reversed(range(self._space))
             for size in (-front[axis], unreached[axis] - behind[axis])
         ]  # fmt: skip
-        back = functional.pad(padded, pairs).unflatten(0, leading)
+        back = (functional.pad(padded, pairs) if any(pairs) else padded).unflatten(0, leading)
         if self.bias is None:
             return (back,), coefficients.new_zeros(coefficients.shape[:2])
         per_channel = coefficients.flatten(4).sum(4).sum(2)

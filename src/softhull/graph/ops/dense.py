@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..broadcast import align, matmul_shape, matmul_work, sum_to_shape
-from ..operator import Affine, Interval, Shape, sum_per_instance
+from ..operator import Affine, Interval, Shape, constant_part
 
 
 @dataclass(frozen=True)
@@ -63,4 +63,4 @@ class Dense(Affine):
             back = sum_to_shape(back, shapes[0], leading=2)
         if self.bias is None:
             return (back,), coefficients.new_zeros(coefficients.shape[:2])
-        return (back,), sum_per_instance(coefficients * self.bias)
+        return (back,), constant_part(coefficients, self.bias)

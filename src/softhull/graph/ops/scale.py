@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..operator import Affine, Interval, Shape, sum_per_instance
+from ..operator import Affine, Interval, Shape, constant_part, sum_per_instance
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Scale(Affine):
         return 2
 
     def backward(self, coefficients: Tensor, shapes: tuple[Shape, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+        back = coefficients * self.factor
+        if bool(self.shift.isfinite().all()):
+            return (back,), constant_part(coefficients, self.shift)
         charged = coefficients * self.shift
         # A masked entry (-inf) that nothing asks for contributes nothing; 0 * inf would be NaN.
         charged = torch.where(coefficients == 0, torch.zeros_like(charged), charged)
-        return (coefficients * self.factor,), sum_per_instance(charged)
+        return (back,), sum_per_instance(charged)

@@ -33,6 +33,8 @@ _SHARE, _GROW, _INSIDE, _FIRST = 0.1, 1.4, 1.2, 0.4
 _NEAR, _SHRINK = 2.0, 0.2
 # Steps end short of where a multiplier fails, and are shortened until f rises.
 _SHORT, _BACK, _TRIES = 0.9, 0.5, 12
+# Minimisers are of use up to this.
+_WITHIN = 1.1
 # Bytes of the matrices that are worked on at once: they should stay near the processor.
 _CACHE = 1 << 20
 # Where another problem that is nearly the same begins: what is left to gain is this share of the value.
@@ -87,7 +89,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Multipliers:
-    """``d [P, n]`` (NaN where none were found), those of cuts ``b [P, C]``, and the minimiser ``x [P, n]`` of M.
+    """``d [P, n]`` (NaN where none were found), those of cuts ``b [P, C]``, and a minimiser ``x [P, n]`` on the way.
 
     ``begun``: where problems that are nearly the same may begin.
     """
@@ -161,14 +163,19 @@ def followed(
     best_value = linear.new_full(linear.shape[:1], -math.inf)
     active = torch.arange(len(linear), device=linear.device)
     on_path = torch.zeros_like(active, dtype=torch.bool)
+    placed = torch.zeros_like(on_path)  # of which a minimiser is known
     for taken in range(1, int(steps.max()) + 2):
         l = linear[active] + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
-        W = torch.cholesky_inverse(_usable(factor, info))
+        W = torch.cholesky_inverse(usable(factor, info))
         x = (W @ l[..., None])[..., 0] / 2
         value = (b * cuts.constant).sum(-1) - (d.sum(-1) + (l * x).sum(-1) / 2)
         better = (info == 0) & (value > best_value[active])
         where = active[better]
-        best.d[where], best.b[where], best.x[where], best_value[where] = d[better], b[better], -x[better], value[better]
+        best.d[where], best.b[where], best_value[where] = d[better], b[better], value[better]
+        # Next to the path the minimiser is within the box; away from it, M may be nearly singular.
+        within = better & ((x.abs().amax(-1) <= _WITHIN) | ~placed[active])
+        best.x[active[within]] = -x[within].clamp(-1, 1)
+        placed[active[within]] = True
         gap = (2 * d.shape[-1] + b.shape[-1]) * mu
         early = (info == 0) & ((gap > _START * value.abs()) | best.begun.mu[active].isnan())
         where = active[early]
@@ -222,7 +229,7 @@ def _step(
         bent = torch.cat((torch.cat((bent, mixed.mT), 2), torch.cat((mixed, own), 2)), 1)
     both = torch.cat((d, b), 1)
     half, info = torch.linalg.cholesky_ex(bent)
-    step = torch.cholesky_solve(slope[..., None], _usable(half, info))[..., 0]
+    step = torch.cholesky_solve(slope[..., None], usable(half, info))[..., 0]
     step = torch.where(((info == 0) & step.isfinite().all(-1))[:, None], step, 0.1 * both)
     length = ((slope * step).sum(-1) / mu).clamp(min=0).sqrt()
     falling = step < 0
@@ -244,7 +251,7 @@ def _step(
     return d, b, B, factor, info, smaller, length < 1
 
 
-def _usable(factor: Tensor, info: Tensor) -> Tensor:
+def usable(factor: Tensor, info: Tensor) -> Tensor:
     """Factors that can be worked with, whatever they are worth."""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     return torch.where(((info == 0) & factor.isfinite().flatten(1).all(-1))[:, None, None], factor, eye)

@@ -22,6 +22,8 @@ from ...graph.rounding import accumulated, underflow
 
 # Multipliers start at this share of the row sums of |B|, which is nearly always enough (and 1 always is).
 _FIRST_SHARE = 0.15
+# It fades over the steps there are, to this share of its first weight, and not faster than at this rate.
+_FADED, _FADING = 1e-5, 0.4
 _BARRIER = 0.1  # the weight of the barrier at first; a tenth of it where good multipliers are known
 NEXT_TO = 1e-3  # the share of the value at a corner that is not worth further steps
 
@@ -194,6 +196,7 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, targe
     active = torch.arange(len(linear), device=linear.device)
     d = start
     weight = linear.new_full(linear.shape[:1], barrier)
+    fading = (_FADED ** (1 / steps.clamp(min=1))).clamp(min=_FADING)
     for taken in range(1, int(steps.max()) + 1):
         found = problem.take(active).solve(d)
         value = -(cost(d, ball) + (linear[active] * found.x).sum(-1) / 2)
@@ -204,7 +207,7 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, targe
         step = (found.x.square() + mu[:, None] * found.diagonal.clamp(min=0)).sqrt()
         moved = levelled(_lifted(d * step), ball, step)
         back = levelled((d * best[active]).sqrt(), ball)
-        weight[active] = torch.where(good, weight[active] * 0.4, weight[active])
+        weight[active] = torch.where(good, weight[active] * fading[active], weight[active])
         d = torch.where((good & moved.isfinite().all(-1))[:, None], moved, back)
         more = ~(best_value[active] > target[active]) & d.isfinite().all(-1) & (steps[active] > taken)
         open_ = more.nonzero()[:, 0]

@@ -84,6 +84,7 @@ class Forms:
         self.noise_count = basis.noise
         # What every noise number stands for, -1 for nothing: an input, or an entry of what was relaxed, out of so many.
         self._names, self.entries = torch.arange(size, device=bounds.region.lower.device)[None], size
+        self.named: dict[int, int] = {}  # by node that was relaxed: what its first entry stands for
         self.bases = {0: basis}
         self.current = 0
         self.factors: dict[int, Factors] = {}
@@ -281,7 +282,11 @@ class Forms:
 
     def rule(self, index: int) -> AffineForm:
         """The form of a node from those of its inputs, which are at hand."""
-        return affine_form(self.graph.nodes[index].operator, self, index)
+        first = self.entries
+        form = affine_form(self.graph.nodes[index].operator, self, index)
+        if self.entries > first:
+            self.named[index] = first
+        return form
 
     def know_differences(self, index: int, rows: LogitRows, shown: Tensor) -> None:
         """The rows of one softmax; planes and probabilities of the linear bounds may use their differences.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...graph.rounding import accumulated, underflow
+from .central_path import usable
 from .dual import Problem, Solved
 from .noise_parts import NoisePart, noise_parts
 from .quadratic import dual_value
@@ -112,6 +113,7 @@ class LowRankQuadratic(Problem):
     def solve(self, d: Tensor) -> Solved:
         roots, K = self._congruence(d)
         factor, info = torch.linalg.cholesky_ex(K)
+        factor = usable(factor, info)
         x = self._solution(self.linear, d, roots, factor) / 2
         inner = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device) - torch.cholesky_inverse(factor)
         placed = zip(self.parts, roots)

@@ -12,11 +12,11 @@ from torch import Tensor
 from ...errors import InvalidInput
 from ...graph.broadcast import broadcast
 from ...graph.rounding import accumulated, ulps, underflow
-from .central_path import followed
+from .central_path import followed, usable
 from .dual import NEXT_TO, Problem, Pursuit, Solved, bound, cost
 
 # Noise numbers up to which three factorisations a step are worth their time.
-_NEWTON_UP_TO = 512
+NEWTON_UP_TO = 512
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class DenseQuadratic(Problem):
 
     def solve(self, d: Tensor) -> Solved:
         factor, info = torch.linalg.cholesky_ex(self.shifted(d))
-        inverse = torch.cholesky_inverse(factor)
+        inverse = torch.cholesky_inverse(usable(factor, info))
         x = (inverse @ self.linear[..., None])[..., 0] / 2
         return Solved(info == 0, x, inverse.diagonal(dim1=-2, dim2=-1))
 
     def improved(self, d: Tensor, value: Tensor, steps: Tensor, target: Tensor) -> Tensor:
         """By the central path; where one multiplier stands for a whole ball, and where n is large, by fixed points."""
-        if self.ball is not None or self.linear.shape[-1] > _NEWTON_UP_TO:
+        if self.ball is not None or self.linear.shape[-1] > NEWTON_UP_TO:
             return super().improved(d, value, steps, target)
         return followed(self.linear, self.B, steps, target, NEXT_TO).d
 

@@ -31,7 +31,7 @@ from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
 from .dual import Problem, Pursuit, bound, maximise, vertex_minimiser
-from .fitted_rows import FittedRows, KnownFits
+from .fitted_rows import FittedRows, KnownFits, MixedValues
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic
@@ -42,7 +42,10 @@ _NEAR = 1 << 22  # bytes
 _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too long and too much memory
 _FEW = 4  # steps on such a quadratic
 _PATIENT = 40  # steps on a quadratic with fits: there is nothing after it
-_FITS = 2  # fits of attention rows, each near where the bound before was attained
+# Fits of attention rows, each near where the bound before was attained: whether with the values that they mix.
+_FITS = (False, False, True, True, True)
+# How far that place is moved from one fit to the next: all the way is too far where there are several worst places.
+TOWARDS = 0.4
 
 
 @dataclass
@@ -113,8 +116,9 @@ class Quadratic:
         """Noise ``[P, n]`` where the quadratic is least with multipliers ``d [P, n]``; a corner where none are."""
         problem, _ = self.problem(noise.ball(self.linear.shape[1], self.linear.device))
         usable = d.isfinite().all(-1, keepdim=True)
-        x = -problem.solve(torch.where(usable, d, 1.0)).x.clamp(-1, 1)
-        return torch.where(usable & x.isfinite().all(-1, keepdim=True), x, self.corner())
+        solved = problem.solve(torch.where(usable, d, 1.0))
+        x = -solved.x.clamp(-1, 1)
+        return torch.where(usable & solved.feasible[:, None] & x.isfinite().all(-1, keepdim=True), x, self.corner())
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
@@ -195,6 +199,7 @@ class SecondOrderBounds:
         start: Claim | None = None,
         free: Free | None = None,
         known: dict[int, KnownFits] | None = None,
+        mixed: bool = False,
     ) -> Quadratic:
         """The quadratics below ``<rows [P, *shape], node>`` of some instances ``[P]``, repetitions allowed.
 
@@ -202,10 +207,10 @@ class SecondOrderBounds:
         ``start``: another claim to begin with, about the same output and more.
         With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short;
         with free parameters the relaxations are those that these stand for. ``known``: fits ``[P]`` over regions that
-        these are parts of, by softmax.
+        these are parts of, by softmax. ``mixed``: rows are fitted together with the values that they mix.
         """
         bounds, forms = self.bounds.take(instances), self.forms
-        walk = _Collecting(bounds, forms, instances, near, free, known or {})
+        walk = _Collecting(bounds, forms, instances, near, free, known or {}, mixed)
         first = len(bounds.graph.nodes) - 1 if index is None else index
         claim = walk.back(Claim.on(first, rows[None]) if start is None else start)
         P = len(rows)
@@ -256,14 +261,40 @@ class SecondOrderBounds:
         for part in pieces(positions(rows), self.together()):
             quadratic = self.quadratic(rows[part], instances[part], None, index)
             low, d = solve_quadratic(quadratic, self.forms.noise, Pursuit(steps, target[part], hopeless=fitted))
-            for _ in range(_FITS if fitted else 0):
+            if fitted:
                 near = quadratic.minimiser(self.forms.noise, d)[:, : self.forms.noise_count]
-                quadratic = self.quadratic(rows[part], instances[part], near, index)
-                pursuit = Pursuit(max(steps, _PATIENT), target[part], hopeless=True)
-                value, d = solve_quadratic(quadratic, self.forms.noise, pursuit)
-                low = torch.maximum(low, value)
+                low = self._fitted(rows[part], instances[part], max(steps, _PATIENT), target[part], index, low, near)
             found.append(low)
         return torch.cat(found) if found else rows.new_zeros(0)
+
+    def _fitted(
+        self,
+        rows: Tensor,
+        instances: Tensor,
+        steps: int,
+        target: Tensor,
+        index: int | None,
+        low: Tensor,
+        near: Tensor,
+    ) -> Tensor:
+        """Better bounds than ``low [P]`` by fits near where a bound before is least, where the target is not reached.
+
+        At first of the rows alone, then together with the values that they mix.
+        """
+        low, noise = low.clone(), self.forms.noise
+        left = (~(low > target)).nonzero()[:, 0]
+        near = near[left]
+        for mixed in _FITS:
+            if not len(left):
+                break
+            self.bounds.check_time()
+            quadratic = self.quadratic(rows[left], instances[left], near, index, mixed=mixed)
+            value, d = solve_quadratic(quadratic, noise, Pursuit(steps, target[left], hopeless=True))
+            low[left] = torch.maximum(low[left], value)
+            least = quadratic.minimiser(noise, d)[:, : self.forms.noise_count]
+            more = (~(low[left] > target[left])).nonzero()[:, 0]
+            left, near = left[more], (TOWARDS * least + (1 - TOWARDS) * near)[more]
+        return low
 
     def together(self) -> int:
         """How many quadratics to work on at once: few enough to stay near the processor."""
@@ -287,6 +318,7 @@ class _Collecting(LinearWalk):
         near: Tensor | None,
         free: Free | None,
         known: dict[int, KnownFits],
+        mixed: bool,
     ) -> None:
         super().__init__(bounds, free=free)
         self.forms, self.instances, self.near = forms, instances, near
@@ -296,6 +328,7 @@ class _Collecting(LinearWalk):
         self.known, self.fits = known, dict[int, FittedRows]()
         self.splits: dict[int, Split] = {}
         self.bents: dict[int, Bent] = {}
+        self.mixed, self.values = mixed, dict[int, MixedValues]()
 
     def step(self, index: int, A: Tensor) -> Step:
         node = self.bounds.graph.nodes[index]
@@ -305,6 +338,8 @@ class _Collecting(LinearWalk):
             number = factors.basis
             split = Split(node.operator, A[0], factors, self.bases[number])
             backs, shift = split.linear()
+            if self._mixes(split, node.inputs[split.kept]):
+                return zip(node.inputs, backs), shift - split.charge(False)
             if self.near is not None and factors.error is not None:
                 self.splits[index] = split
             thin = self._add(number, split.term(), split.matrix)
@@ -315,15 +350,49 @@ class _Collecting(LinearWalk):
             self.bents[index] = bent
             self._add(number, bent.term(), bent.matrix)
             return zip(node.inputs, bent.linear()), bent.shift()
-        if self.near is not None and index in self.forms.logits:
+        if self._fitted(index):
             assert isinstance(node.operator, Softmax)
-            if node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None:
-                logits = self.forms.logits[index].take(self.instances)
-                z = self.bases[logits.basis].values(self.near)
-                fit = self.fits[index] = FittedRows(A[0], node.operator.axis, logits, z, self.known.get(index))
-                on_logits, shift = fit.linear(A.shape[2:])
-                return zip(node.inputs, on_logits), shift
+            assert self.near is not None
+            logits = self.forms.logits[index].take(self.instances)
+            z, axis = self.bases[logits.basis].values(self.near), node.operator.axis
+            fit = FittedRows(A[0], axis, logits, z, self.known.get(index), self.values.pop(index, None))
+            self.fits[index] = fit
+            on_logits, shift = fit.linear(A.shape[2:])
+            return zip(node.inputs, on_logits), shift
         return super().step(index, A)
+
+    def _fitted(self, index: int) -> bool:
+        """Whether the rows of a node are fitted."""
+        if self.near is None or index not in self.forms.logits:
+            return False
+        node = self.bounds.graph.nodes[index]
+        assert isinstance(node.operator, Softmax)
+        return node.shape[node.operator.axis] - 1 in CELLS and node.operator.mask is None
+
+    def _mixes(self, split: Split, factor: int) -> bool:
+        """Whether a product is left to the fits of the rows that are its kept factor; they are told what they mix."""
+        structure, factors = self.bounds.structure, split.factors
+        source = structure.source(factor)
+        if not self.mixed or factors.error is None or not self._fitted(source) or source in self.values:
+            return False
+        node, order = self.bounds.graph.nodes[source], structure.order(factor).to(split.pull.device)
+        if self.forms.logits[source].basis != factors.basis or len(order.unique()) != math.prod(node.shape):
+            return False
+        assert isinstance(node.operator, Softmax)
+        axis = node.operator.axis
+
+        def rows(t: Tensor) -> Tensor:
+            """``[..., *shape of the factor]`` as ``[..., R, K]``."""
+            leading = t.shape[: t.ndim - len(self.bounds.graph.shape_of(factor))]
+            flat = t.flatten(len(leading))
+            placed = torch.empty_like(flat).index_copy(-1, order, flat).unflatten(-1, node.shape)
+            return placed.movedim(axis + len(leading), -1).flatten(len(leading), -2)
+
+        slopes = rows(split.pull).movedim(0, -1)  # [P, R, K, r]
+        centre, error = (rows(t.expand(len(slopes), *t.shape[1:])) for t in (split.centres[split.kept], factors.error))
+        radius = split.basis.over_noise(slopes.flatten(1, 2)).abs().sum(-1).reshape(centre.shape)
+        self.values[source] = MixedValues(slopes, centre, radius, error)
+        return True
 
     def _add(self, number: int, term: Term, matrix: Callable[[], Tensor]) -> bool:
         """Collects a quadratic of a basis, thin or as a matrix; whether it is thin."""
