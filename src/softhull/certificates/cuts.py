@@ -102,12 +102,15 @@ class _Judged:
                     self._places[before, entry] = x, place
 
     def roots(self) -> list[Solved]:
+        """The whole region."""
         return self._judged([Cell(0, ())], self.cells.roots())
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
+        """Bounds to choose a cut by, which nobody judges."""
         return self.cells.quick(cells)
 
     def solve(self, cells: Sequence[Cell]) -> list[Solved]:
+        """Cells that count as proved where the checker proves them."""
         return self._judged(cells, self.cells.solve(cells))
 
     def placed(self, cut: Cut) -> tuple[str, int, float, int]:
@@ -122,6 +125,7 @@ class _Judged:
         return x.at(Places([place, *(other for _, other in minus)], x.size))
 
     def _judged(self, cells: Sequence[Cell], found: list[Solved]) -> list[Solved]:
+        """What was found of some cells, and no more than the checker proves of those that seem proved."""
         for cell, solved in zip(cells, found):
             if solved.bound > 0:
                 sides = [Side(self._cut(cut), cut.threshold, 1 if cut.below else -1) for cut in cell.path]
