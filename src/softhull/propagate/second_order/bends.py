@@ -426,8 +426,8 @@ class _Corners(_Path):
         """What the quadratic with its rectifiers counts as at all pairs, ``[corners, corners]``."""
         met, (_, b, c), n = self.met, value, len(self.linear)
         M = self.B + met.slope.mT @ (c[:, None] * met.slope)
-        linear = self.linear + (b + 2 * c * met.centre) @ met.slope
-        lost = 2 * (c.abs() * self.beside) @ met.slope.abs()
+        linear = self.linear + met.slope.mT @ (b + 2 * c * met.centre)
+        lost = 2 * met.slope.abs().mT @ (c.abs() * self.beside)
         at = self.sign * linear[self.noise] - self.sign.abs() * lost[self.noise]
         both = M[self.noise][:, self.noise] * self.sign[:, None] * self.sign
         opposite = (torch.arange(2 * n + 1, device=M.device) + n) % (2 * n)
@@ -437,7 +437,7 @@ class _Corners(_Path):
 
     def put(self, y: Tensor) -> bool:
         value, first, curved = self.terms(y)
-        self.s = self.base + value[0].sum() + value[1] @ self.x + value[2] @ self.square - y[0]
+        self.s = self.base + value[0].sum() + self.x.mT @ value[1] + self.square.mT @ value[2] - y[0]
         self.y, self.first, self.curved = y, first, curved
         return bool((self.s > 0).all())
 
@@ -460,7 +460,7 @@ class _Corners(_Path):
         return (bent + bent.mT) / 2, moved @ (mu / self.s), torch.stack((self.weights.sum().expand(x.shape), x, square))
 
     def towards(self, step: Tensor, mu: float) -> None:
-        self.on_weights = mu / self.s - self.weights - self.weights / self.s * (step @ self._slopes())
+        self.on_weights = mu / self.s - self.weights - self.weights / self.s * (self._slopes().mT @ step)
 
     def move(self, near: float) -> float:
         near = min(near, _share(self.weights, self.on_weights))
@@ -471,7 +471,7 @@ class _Corners(_Path):
 def _over(coefficients: Tensor, lines: Tensor) -> Tensor:
     """The matrix over (1, eps) of ``sum a + b x + c x^2`` of lines x, with coefficients ``[3, lines]``."""
     S = lines.mT @ (coefficients[2][:, None] * lines)
-    row = coefficients[1] @ lines / 2
+    row = lines.mT @ coefficients[1] / 2
     S[0] += row
     S[:, 0] += row
     S[0, 0] += coefficients[0].sum()

@@ -175,7 +175,7 @@ def _choice(found: Quadratic, noise: Noise, target: float) -> tuple[Chosen, Tens
         a, b, c = bent.coefficients(which)
         # What the walk took is taken away again.
         constant = constant - (a + b * x.centre + c * x.centre.square()).sum()
-        linear = linear - (b + 2 * c * x.centre) @ x.slope
+        linear = linear - x.slope.mT @ (b + 2 * c * x.centre)
         B = B - x.slope.mT @ (c[:, None] * x.slope)
         met.append(x)
     x = Rectifiers(*(torch.cat([getattr(t, name) for t in met]) for name in Rectifiers.__dataclass_fields__))
@@ -222,4 +222,4 @@ def _directions(linear: Tensor, B: Tensor, slope: Tensor) -> Tensor:
 
 def _turned(t: Tensor, Q: Tensor) -> Tensor:
     """The last axis, noise, with its first numbers along directions ``Q [n, r]``."""
-    return torch.cat((t[..., : len(Q)] @ Q, t[..., len(Q) :]), -1)
+    return torch.cat(((t[None, ..., : len(Q)] @ Q)[0], t[..., len(Q) :]), -1)
