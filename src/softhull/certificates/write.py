@@ -165,7 +165,7 @@ def _lead(
             choose = partial(followed.choose, chosen[rivals[i]][0])
             margins[i] = second_order.lead(logits, label, rivals[i], first=choose)
             _quadratics(second_order, logits, label, rivals, margins, [i])
-    return _verdict(float(margins.min()))
+    return _verdict(*margins.tolist())
 
 
 def _quadratics(
@@ -186,8 +186,11 @@ def _quadratics(
             return
 
 
-def _verdict(margin: float) -> str:
-    return "" if margin > 0 else f"the rules of the checker prove a margin of {margin:.3g} only"
+def _verdict(*margins: float) -> str:
+    """Nothing, or how far short they fall; a margin of -inf was not tried, as another one had failed."""
+    short = [margin for margin in margins if not margin > 0]
+    proved = f"a margin of {min(tried):.3g} only" if (tried := [m for m in short if math.isfinite(m)]) else "no margin"
+    return f"the rules of the checker prove {proved}" if short else ""
 
 
 def _followed(proof: Proof, network: Network | None, perturbation: AnyPerturbation) -> tuple[Followed, Region]:

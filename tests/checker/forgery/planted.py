@@ -129,7 +129,7 @@ PLANTED = [
     P("parabolas below by their best end", K, "_bent", "reduce(arb.min,", "reduce(arb.max,", ("relu", "leaky")),
     P("parabolas above by their worse end", replay, "_peak", "(first - at)).max(", "(first - at)).min(",
       ("relu", "leaky")),
-    P("squares of parabolas forgotten", K, "_bent", "bend[i] += part * k", "bend[i] += 0 * k", ("relu", "leaky"), 1),
+    P("squares of parabolas forgotten", K, "_bent", "bend[i] += part * k", "bend[i] += 0 * k", ("relu", "leaky"), 61),
     P("McCormick sides swapped", K, "_term_by_term", "up * low + down * high", "up * high + down * low", ("product",)),
     P("missed part forgotten", K, "_contracted", "arb(float(proved.lower[row])) - missed",
       "arb(float(proved.lower[row]))", ("shared", "weighted"), 2),
