@@ -70,6 +70,25 @@ def test_every_setting(settings):
         assert_claims_hold(graph, _region(graph, rng, eps=0.05), Linear(**settings), seed)
 
 
+@pytest.mark.parametrize("work", [1 << 7, 1 << 9])
+def test_walks_that_end_before_the_input(work, monkeypatch):
+    rng = np.random.default_rng(5)
+    graph = random_attention(rng, depth=3, skip=True)
+    region, last = _region(graph, rng, eps=0.02), len(graph.nodes) - 1
+    whole = LinearBounds(graph, region, Linear()).interval(last)
+    monkeypatch.setattr("softhull.propagate.structure._WORK", work)
+    bounds = assert_claims_hold(graph, region, Linear(), 5)
+    entries, structure = math.prod(graph.output_shape), bounds.structure
+    ends = [structure.end(index, entries) for index in range(last + 1)]
+    assert ends[0] == -1 and ends[-1] > 0
+    for index, end in enumerate(ends):
+        passed = structure.volume(index) - structure.volume(end)
+        assert entries * passed <= work
+        assert end < 0 or entries * (passed + math.prod(graph.nodes[end].shape)) > work
+    low, high = bounds.interval(last)
+    assert bool((low <= whole[0] + 1e-9).all() and (high >= whole[1] - 1e-9).all() and (high - low).isfinite().all())
+
+
 def test_a_point_is_bounded_by_its_own_value():
     rng = np.random.default_rng(3)
     graph = random_attention(rng)

@@ -278,7 +278,7 @@ def _bound_rows(
         block = weights[..., None] * picked[row][:, :, None]
         spread = block.new_zeros(*block.shape[:2], groups, inner_size, width)
         spread[positions(part), :, group[row]] = block
-        ends.append(_bound_spread(bounds, inner, spread[None], flipped))
+        ends.append(_bound_spread(bounds, inner, spread[None], flipped, len(number)))
     if not ends:
         nothing = rows.new_zeros(S, bounds.size, groups, count, inner_size)
         return nothing, nothing
@@ -386,7 +386,7 @@ def _bound_combinations(
         number = positions(part)
         # Advanced indices around a slice: the indexed dimensions (lines, columns) come first.
         spread[lines[:, None], number, :, group[part], lines[:, None]] = columns[part]
-        ends.append(_bound_spread(bounds, factor, spread, transposed))
+        ends.append(_bound_spread(bounds, factor, spread, transposed, len(columns) * inner_size))
 
     def gathered(found: Tensor) -> Tensor:
         return found.reshape(inner_size, S, groups, R, -1).permute(1, 4, 2, 3, 0)
@@ -394,8 +394,11 @@ def _bound_combinations(
     return gathered(torch.cat([low for low, _ in ends], 1)), gathered(torch.cat([high for _, high in ends], 1))
 
 
-def _bound_spread(bounds: LinearBounds, factor: int, spread: Tensor, transposed: bool) -> Interval:
-    """Bounds ``[lines, N, B]`` for coefficients ``[lines, N, B or 1, groups, inner_size, width]`` on one factor."""
+def _bound_spread(bounds: LinearBounds, factor: int, spread: Tensor, transposed: bool, together: int) -> Interval:
+    """Bounds ``[lines, N, B]`` for coefficients ``[lines, N, B or 1, groups, inner_size, width]`` on one factor.
+
+    ``together``: how many such lines there are in all.
+    """
     shaped = (spread.mT if transposed else spread).reshape(-1, spread.shape[2], *bounds.graph.shape_of(factor))
-    low, high = bounds.between(factor, shaped)
+    low, high = bounds.between(factor, shaped, together=together)
     return low.reshape(*spread.shape[:2], -1), high.reshape(*spread.shape[:2], -1)

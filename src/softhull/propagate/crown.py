@@ -15,6 +15,7 @@ arithmetic, and kept. What is done at a node is a rule of its operator (``rules.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -159,12 +160,14 @@ class LinearBounds:
         if consumer is not None:
             useful = ~_already_linear(consumer, lower, upper)
         wanted = useful.any(0).nonzero()[:, 0]
+        if self.structure.end(index, len(wanted)) == index:
+            return lower, upper
         lower, upper = lower.clone(), upper.clone()
         for entries in pieces(wanted, self.chunk(index)):
             self.check_time()
             units = lower.new_zeros(len(entries), 1, math.prod(node.shape))
             units[positions(entries), 0, entries] = 1
-            low, high = self.between(index, units.reshape(len(entries), 1, *node.shape))
+            low, high = self.between(index, units.reshape(len(entries), 1, *node.shape), together=len(wanted))
             flat_lower, flat_upper = lower.flatten(1), upper.flatten(1)
             # Only where the instance itself needs it: its bounds must not depend on the company it is in.
             low, high = (
@@ -225,13 +228,16 @@ class LinearBounds:
 
     # Linear functions of a node
 
-    def between(self, index: int, coefficients: Tensor, contract: bool = False) -> Interval:
-        """Lower and upper bounds ``[S, B]`` on ``<coefficients, node>`` for one chunk of specifications."""
-        return self._walk(index, coefficients, both=True, contract=contract, free=None)
+    def between(self, index: int, coefficients: Tensor, contract: bool = False, together: int = 0) -> Interval:
+        """Lower and upper bounds ``[S, B]`` on ``<coefficients, node>`` for one chunk of specifications.
+
+        ``together``: how many there are in all chunks, if they may end before the input where that is very much work.
+        """
+        return self._walk(index, coefficients, True, contract, None, self.structure.end(index, together))
 
     def lower(self, index: int, coefficients: Tensor, contract: bool = False, free: Free | None = None) -> Tensor:
         """Lower bounds ``[S, B]`` on ``<coefficients, node>``."""
-        return self._walk(index, coefficients, both=False, contract=contract, free=free)[0]
+        return self._walk(index, coefficients, False, contract, free)[0]
 
     def chunk(self, index: int) -> int:
         """How many specifications on a node fit the memory at once, and stay near the processor."""
@@ -242,8 +248,9 @@ class LinearBounds:
         """Whether the walks of so many specifications on a node may be kept for differentiation."""
         return 2 * specifications * self.size * self.structure.volume(index) * 8 <= 32 * self.memory
 
-    def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None) -> Interval:
+    def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None, end: int = -1) -> Interval:
         walk = _Concretised(self, index, both, contract, free)
+        walk.sources = range(-1, end + 1)
         claim = walk.back(Claim.on(index, C))
         lower = self.input_minimum(claim)
         if walk.shared:
@@ -279,19 +286,20 @@ class LinearBounds:
         return claim, torch.cat((coefficients.new_zeros(len(coefficients), 0), *walk.noise), 1)
 
     def input_minimum(self, claim: Claim) -> Tensor:
-        """The bound that the region gives; adding its two parts is the last operation that rounds."""
-        total = claim.bound.expand(-1, self.size)
-        if -1 not in claim.pending:
-            return total
-        found = self.region.minimum(claim.pending[-1], self.outward)
-        return total + found - self.share(1) * (total.detach().abs() + found.detach().abs())
+        """The bound that the region gives and, for a walk that ended before the input, what is known of nodes there."""
+        return self._minimum(claim, self.rough)
 
     def concretised(self, claim: Claim) -> Tensor:
         """The bound that the intervals of the pending nodes give, without walking further."""
+        return self._minimum(claim, self.interval)
+
+    def _minimum(self, claim: Claim, known: Callable[[int], Interval]) -> Tensor:
+        """The bound over all that is pending; adding its parts is the last operation that rounds."""
         total = claim.bound.expand(-1, self.size)
         for index, A in claim.pending.items():
-            found = Region(*self.interval(index)).minimum(A, self.outward)
-            total = total + found - self.share(1) * (total.abs() + found.abs())
+            region = self.region if index < 0 else Region(*known(index))
+            found = region.minimum(A, self.outward)
+            total = total + found - self.share(1) * (total.detach().abs() + found.detach().abs())
         return total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import cached_property
 
 import torch
@@ -14,6 +15,10 @@ from ..graph.ops.gather import Gather
 from ..graph.ops.normalize import Normalized
 from ..graph.ops.slice import Slice
 from ..graph.ops.softmax import Softmax
+
+# Coefficients that the walks of one node may have in all, about a minute's work. Beyond, they end where intervals say
+# the rest, so that time is linear in depth.
+_WORK = 1 << 31
 
 
 class Structure:
@@ -77,6 +82,12 @@ class Structure:
     def volume(self, index: int) -> int:
         """The number of entries of the input and all nodes up to this one together."""
         return self._volume[index] if index >= 0 else math.prod(self.graph.input_shape)
+
+    def end(self, index: int, specifications: int) -> int:
+        """Where walks of so many specifications on a node end: at the input, or earlier if that is too much work."""
+        if specifications * (self.volume(index) - math.prod(self.graph.input_shape)) <= _WORK:
+            return -1
+        return bisect_left(self._volume, self.volume(index) - _WORK // specifications, hi=index)
 
     def rows_are_softmax(self, index: int, axis: int) -> bool:
         """True when every line of the node along ``axis`` holds exactly one whole softmax row."""
