@@ -80,7 +80,8 @@ def test_walks_that_end_before_the_input(work, monkeypatch):
     bounds = assert_claims_hold(graph, region, Linear(), 5)
     entries, structure = math.prod(graph.output_shape), bounds.structure
     ends = [structure.end(index, entries) for index in range(last + 1)]
-    assert ends[0] == -1 and ends[-1] > 0
+    assert ends[0] == -1
+    assert ends[-1] > 0
     for index, end in enumerate(ends):
         passed = structure.volume(index) - structure.volume(end)
         assert entries * passed <= work

@@ -249,6 +249,7 @@ class LinearBounds:
         return 2 * specifications * self.size * self.structure.volume(index) * 8 <= 32 * self.memory
 
     def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None, end: int = -1) -> Interval:
+        """Bounds by a walk that ends at the input, or at the first node that is not behind ``end``."""
         walk = _Concretised(self, index, both, contract, free)
         walk.sources = range(-1, end + 1)
         claim = walk.back(Claim.on(index, C))
