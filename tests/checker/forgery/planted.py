@@ -156,6 +156,12 @@ PLANTED = [
       ("weighted", "attention")),
     P("the word of a quadratic", cells, "below", "if least >= value:", "if True:", ("attention",), 4),
     P("the origin of a fit forgotten", K, "_fitted", " + (pull * origin[r]).sum()", "", ("attention", "weighted")),
+    P("what lines are off by is free", K, "_fitted", "slope[r], H[r], lines)", "slope[r], H[r], None)",
+      ("attention", "weighted")),
+    P("squares of values forgotten", K, "_fitted", "T - rate[:, None] * V", "T", ("attention", "weighted")),
+    P("what is met is met once", K, "_fitted", "constant -= (m * (at", "constant -= 0 * (m * (at",
+      ("attention", "weighted")),
+    P("values that nobody mixes", K, "least", "walk.top > 0 or walk.mixed", "walk.top > 0", ("attention", "weighted")),
     P("the sum for the mean", scores, "proved_of_mean", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
       ("ensemble",), 4),
     # Cells
