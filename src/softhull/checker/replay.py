@@ -712,7 +712,7 @@ class Knowledge:
             k = d.centre[here] - origin[r]
             total[here, here], along[here] = H[r], times(H[r], matrix(k[:, None]))[:, 0]
             constant += (along[here] * k).sum()
-            pull, lines = slope[r], None
+            lines = None
             if mixed is not None:
                 m, lines = met[r], Lines(price[r], level[r], beside[r])
                 rows[r, others[r]] += m
@@ -726,9 +726,9 @@ class Knowledge:
             f = RowQuadratic.of(rows[r], J, origin[r], slope[r], H[r], lines)
             if not below(f, self.logits(node, r), J, value[r]):
                 raise Refused(f"the quadratic of row {r} is not proved to lie below it")
-            constant -= (pull * origin[r]).sum()
-            on_logits[0, places[r]] += pull
-            on_logits[0, last[r]] -= pull.sum()
+            constant -= (slope[r] * origin[r]).sum()
+            on_logits[0, places[r]] += slope[r]
+            on_logits[0, last[r]] -= slope[r].sum()
         found: dict[int, Balls] = {}
         self.put(found, node.x, on_logits)
         parts.append(Part(d.slope, total, d.slope, d.basis, times(2 * along[None], matrix(d.slope))[0]))
