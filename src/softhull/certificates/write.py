@@ -19,7 +19,7 @@ from ..checker.ranges import LARGEST_BRIER, ProvedRanges, proved_ranges
 from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
 from .prover import Proof
-from .second_order import QuadraticRows, SecondOrder
+from .second_order import PASSES, QuadraticRows, SecondOrder
 from .tree import lead, prove_boxes
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 
 P = ParamSpec("P")
-
-_FITS = 2  # of attention rows, each near the noise that was worst for the one before
 
 # What a row must gain on an end of a range to be worth its steps.
 ROW_GAIN = 1e-3
@@ -178,11 +176,8 @@ def _quadratics(
 ) -> None:
     """Claim what is left of some margins by second order, the smallest first; the array holds what was proved."""
     for place in sorted((i for i in among if not margins[i] > 0), key=margins.__getitem__):
-        for fitted in (False, *[True] * _FITS):
-            margins[place] = second_order.lead(logits, label, rivals[place], fitted)
-            if margins[place] > 0:
-                break
-        else:  # what is not proved of one rival need not be proved of others
+        margins[place] = second_order.first(partial(second_order.lead, logits, label, rivals[place]))
+        if not margins[place] > 0:  # what is not proved of one rival need not be proved of others
             return
 
 
@@ -253,7 +248,7 @@ def score_certificate(
         at = torch.from_numpy(record.worst_input)[None]
         logits = [network.logits(at.reshape(1, *network.input_shape)).flatten().numpy() for network in networks]
         quadratics = QuadraticRows.claimed(proof, np.argwhere(chosen[0]["pairs"].cpu().numpy()), logits)
-        attempts = [partial(quadratics.follow, fitted=fitted) for fitted in (False, *[True] * _FITS)]
+        attempts = [partial(quadratics.follow, rows=rows) for rows in PASSES]
     else:
         attempts = [_lagrangian_rows(proof, networks, perturbation).follow]
     bound = None

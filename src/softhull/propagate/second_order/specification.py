@@ -43,7 +43,7 @@ _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too lon
 _FEW = 4  # steps on such a quadratic
 _PATIENT = 40  # steps on a quadratic with fits: there is nothing after it
 # Fits of attention rows, each near where the bound before was attained: whether with the values that they mix.
-_FITS = (False, False, True, True, True)
+FITS = (False, False, True, True, True)
 # How far that place is moved from one fit to the next: all the way is too far where there are several worst places.
 TOWARDS = 0.4
 
@@ -284,7 +284,7 @@ class SecondOrderBounds:
         low, noise = low.clone(), self.forms.noise
         left = (~(low > target)).nonzero()[:, 0]
         near = near[left]
-        for mixed in _FITS:
+        for mixed in FITS:
             if not len(left):
                 break
             self.bounds.check_time()
