@@ -545,27 +545,29 @@ class Split:
     def charge(self, thin: bool) -> Tensor:
         """What the rounding of this product costs ``[1, P]``: that of its factors, and that of working with them.
 
+        The split is exact whatever its centres are: what forms are off by meets the deviations alone. Both linear
+        parts, the constant and the product of deviations are rounded, each a share of the whole.
         ``thin``: over the noise, too, not over the basis alone.
         """
         factors, kept = self.factors, self.kept
-        forms = (factors.x, factors.y)
-        sizes = factors.sizes
+        own, other = (factors.x, factors.y)[kept], (factors.x, factors.y)[1 - kept]
+        spread, spread_of_other = factors.spreads[kept], factors.spreads[1 - kept]
         C = self.C.abs()[None]
-        entries = math.prod(self.C.shape[1:]) + math.prod(sizes[kept].shape[1:])
+        entries = math.prod(self.C.shape[1:]) + math.prod(spread.shape[1:])
         entries = entries + (2 if thin else 1) * self.slopes[0].shape[1]
 
-        def met(other: Tensor) -> Tensor:
+        def met(t: Tensor) -> Tensor:
             """What meets an entry of the kept factor at most; a reference adds its own to all of its row."""
-            pull = self.operator.contract(C, kept, other[None])[0]
+            pull = self.operator.contract(C, kept, t[None])[0]
             return pull if factors.error is None else pull + pull.amax(factors.axis + 1, keepdim=True)
 
         def total(a: Tensor, b: Tensor) -> Tensor:
             return (a * b).flatten(1).sum(1)
 
-        lost = total(forms[kept].error, met(sizes[1 - kept] + forms[1 - kept].error))
-        lost = lost + total(sizes[kept] + 1, met(forms[1 - kept].error))
-        share_of_all = 4 * share(entries, C.dtype)
-        return (lost + share_of_all * total(sizes[kept] + 1, met(sizes[1 - kept])))[None]
+        lost = total(own.error, met(spread_of_other + other.error)) + total(spread, met(other.error))
+        size, size_of_other = (f.centre.abs() + s + f.error for f, s in ((own, spread), (other, spread_of_other)))
+        of_one, of_all = share(entries, C.dtype), total(size + 1, met(size_of_other))
+        return (lost * (1 + of_one) + 4 * of_one * of_all)[None]
 
     def _deviations(self) -> tuple[Tensor, Tensor]:
         """The slopes ``[P or 1, r, entries]`` of the kept factor, and those ``[P, r, entries]`` of what it meets."""
