@@ -37,6 +37,8 @@ from .tree import Tree, check_size
 
 # CPU seconds for one rival.
 SECONDS = 120.0
+# Fits of a cell, with values as those of the search are, and the first near the same noise.
+_FITS = 2
 
 
 def prove_cuts(
@@ -173,6 +175,6 @@ def _by_quadratics(view: View, label: int, rivals: Sequence[int], part: Proof, w
     on_cuts, passes = _multipliers(part, warm.on_cuts), PASSES
     if warm.noise is not None:
         second.near(warm.noise.numpy())
-        passes = passes[1:]
+        passes = passes[-_FITS:]
     claim = partial(second.lead, view, label, rivals[0]) if rivals else partial(second.sign, view, label == 1)
     return second.first(partial(claim, on_cuts=on_cuts), passes)

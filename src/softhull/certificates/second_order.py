@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 PASSES = ("planes", *("mixed" if mixed else "fitted" for mixed in FITS))
 _STEPS, _PATIENT = 15, 40  # on the multipliers; where there are fits there is nothing after it
 _LEAST = 1e-12  # of a price
-_OUTSIDE, _INWARD = 1.2, 1e-4  # noise that is no noise; by what share multipliers are raised at first
 _BENDING = 1e-9  # differences of logits that vary less are as good as straight
 # What they are raised by: a share, and the radii of balls around matrices of next to nothing.
 _MORE, _ALWAYS = 1e-9, 1e-16
@@ -97,7 +96,8 @@ class SecondOrder:
         """Claim that one entry exceeds another, and by how much.
 
         ``rows``: how attention rows are passed (PASSES); fits are near where the walks before this were at their least.
-        ``first``: choices that go before our own; ``on_cuts [1, cuts]``: multipliers of the cuts of a cell.
+        ``first``: choices that go before our own, but for rows that are fitted; ``on_cuts [1, cuts]``: multipliers of
+        the cuts of a cell.
         """
         with self.choosing(rows, first):
             return self.proof.claim_difference(view, label, rival, on_cuts)
@@ -140,7 +140,12 @@ class SecondOrder:
     def choosing(self, rows: str = "planes", first: Rules | None = None) -> Iterator[None]:
         """Walks that split products."""
         self._rows, self._mixed = rows if self._near is not None else "planes", {}
-        with self.proof.following(lambda index, A: (first and first(index, A)) or self._choose(index, A)):
+
+        def choose(index: int, A: Any) -> Rule | None:
+            fitted = isinstance(self.proof.networks.nodes[index], Softmax) and self._fitted(index)
+            return (first is not None and not fitted and first(index, A)) or self._choose(index, A)
+
+        with self.proof.following(choose):
             yield
 
     def _over_noise(self, form: Form) -> Floats:
@@ -280,7 +285,7 @@ class SecondOrder:
         """
         import torch
 
-        from ..propagate.second_order.dual import Problem, Pursuit, bound
+        from ..propagate.second_order.dual import Problem, Pursuit, bound, minimiser
         from ..propagate.second_order.low_rank import LowRankQuadratic
         from ..propagate.second_order.quadratic import NEWTON_UP_TO, DenseQuadratic
 
@@ -306,18 +311,11 @@ class SecondOrder:
         multipliers, point = np.zeros(len(l_)), np.zeros(len(l_))
         # A little more than floating point proves, so that balls prove it, too.
         multipliers[used] = d * (1 + _MORE) + _MORE * d.sum() / max(1, len(d)) + _ALWAYS
-        point[used] = _minimiser(matrix, multipliers[used], l_[used])
-        # Where the matrix is all but singular its minimiser is far outside; with a little more it comes back.
-        near, more = point.copy(), _INWARD
-        while np.abs(near).max(initial=0.0) > _OUTSIDE and more < 1:
-            near[used], more = _minimiser(matrix, (1 + more) * multipliers[used], l_[used]), 2 * more
-        self._least_at(np.clip(near, -1, 1))
+        point[used] = -np.linalg.solve(matrix + np.diag(multipliers[used]), l_[used]) / 2
+        near = np.zeros(len(l_))
+        near[used] = minimiser(problem, torch.from_numpy(multipliers[used])[None])[0].nan_to_num().numpy()
+        self._least_at(near)
         return {"multipliers": multipliers, "point": point}
-
-
-def _minimiser(matrix: Floats, multipliers: Floats, linear: Floats) -> Floats:
-    """Where ``l.e + e'(diag(d) + B) e`` is least."""
-    return -np.linalg.solve(matrix + np.diag(multipliers), linear) / 2
 
 
 class QuadraticRows:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+# What proves rivals with rectifiers that are bent.
+_BENT = ("second order, gradient", "second order, bent rectifiers")
 # What a row must gain on an end of a range to be worth its steps.
 ROW_GAIN = 1e-3
 
@@ -116,7 +118,7 @@ def _lead(
     cut = [k for k, how in (hows or {}).items() if how in ("cuts", "cuts of logits")]
     sharpened = run.sharpened if run is not None else {}
     stepped = [k for k in chosen if (hows or {}).get(k) == "gradient"]
-    bent = [k for k in chosen if (hows or {}).get(k) == "second order, gradient"]
+    bent = [k for k in chosen if (hows or {}).get(k) in _BENT]
     followed = None
     if (chosen or cut or sharpened) and perturbation is not None:
         followed, region = _followed(proof, network, perturbation)
@@ -161,7 +163,7 @@ def _lead(
         for i in [i for i, k in enumerate(rivals) if k in bent and not margins[i] > 0]:
             assert followed is not None
             choose = partial(followed.choose, chosen[rivals[i]][0])
-            margins[i] = second_order.lead(logits, label, rivals[i], first=choose)
+            margins[i] = second_order.first(partial(second_order.lead, logits, label, rivals[i], first=choose))
             _quadratics(second_order, logits, label, rivals, margins, [i])
     return _verdict(*margins.tolist())
 

@@ -454,13 +454,13 @@ class Quadratics(Walks):
         assert places is not None
         flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
         goal = flat.new_full((len(flat),), math.inf) if target is None else target[0]
-        if way == BENT:
-            return bent_lower(found[0], flat, goal)[None]
-        if way == ASCENDED:
+        if way in (BENT, ASCENDED):
             kept = None
             if self.kept is not None:
                 kept = self.kept.rows
                 kept.clear()
+            if way == BENT:
+                return bent_lower(found[0], flat, goal, kept)[None]
             return ascended_lower(found[0], flat, places, ASCENTS, RATE, goal, kept)[None]
         if len(found) == 1:
             return found[0].lower(flat, places, self.steps, goal, way == FITTED)[None]
@@ -488,8 +488,8 @@ class Quadratics(Walks):
         return None if better is None else replace(self, second=((better,),))
 
     def bent(self, work: Work) -> Iterator[Quadratics]:
-        """The same, instance by instance, with rectifiers bent together. There is no certificate of that."""
-        if work.effort.proofs or len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
+        """The same, instance by instance, with rectifiers bent together."""
+        if len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
             return
         bounds = self.second[0][0].bounds
         for one in pieces(self.instances[torch.isin(self.instances, work.open())], 1):
@@ -499,7 +499,7 @@ class Quadratics(Walks):
                 continue
             if alone is not None:
                 seen = replace(self, instances=one, bounds=(alone.bounds,), second=((alone,),), pairs=None)
-                yield replace(seen, ways=(BENT,))
+                yield replace(seen, ways=(BENT,), kept=Kept() if work.effort.proofs else None)
 
     def ascended(self, work: Work) -> Quadratics | None:
         """The same by gradient steps on all that is free in the quadratics of what is still open; None: nothing."""

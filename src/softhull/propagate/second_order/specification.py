@@ -30,7 +30,7 @@ from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
-from .dual import Problem, Pursuit, bound, maximise, vertex_minimiser
+from .dual import Problem, Pursuit, bound, maximise, minimiser, vertex_minimiser
 from .fitted_rows import FittedRows, KnownFits, MixedValues
 from .forward import Factors, Forms
 from .low_rank import LowRankQuadratic
@@ -116,9 +116,8 @@ class Quadratic:
         """Noise ``[P, n]`` where the quadratic is least with multipliers ``d [P, n]``; a corner where none are."""
         problem, _ = self.problem(noise.ball(self.linear.shape[1], self.linear.device))
         usable = d.isfinite().all(-1, keepdim=True)
-        solved = problem.solve(torch.where(usable, d, 1.0))
-        x = -solved.x.clamp(-1, 1)
-        return torch.where(usable & solved.feasible[:, None] & x.isfinite().all(-1, keepdim=True), x, self.corner())
+        x = minimiser(problem, torch.where(usable, d, 1.0))
+        return torch.where(usable & x.isfinite().all(-1, keepdim=True), x, self.corner())
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
