@@ -44,9 +44,6 @@ CELLS = SoftmaxBounds(("er",), ("lse",))
 BOXES = 32
 # Where entries that can be cut have a smaller share of the loss than this, other bounds come first.
 HERE = 0.6
-# Cells gain at most about this share of what entries that can be cut lose: where more is missing, and attention loses
-# more than these, second order comes before the first cell.
-GAINED = 0.5
 # So many cells are cut before them nevertheless, where cells cost next to nothing and entries that can be cut lose more
 # than what is missing.
 LOOK = 1000
@@ -71,7 +68,7 @@ def _(method: Branch, work: Work) -> Iterator[Any]:
     yield walks
     work.attack_open()
 
-    done = networks.products and cutting.beyond_cuts(walks)
+    done = networks.products and cutting.by_attention(walks)  # second order is then worth more than the first cells
     if done:
         yield from second_order(work, walks, method.second_order)
 
@@ -122,14 +119,13 @@ class _Cutting:
         if search.interrupted:
             raise KeyboardInterrupt
 
-    def beyond_cuts(self, walks: Walks) -> bool:
-        """Whether what is missing is more than cells may gain, in the worst rows, and attention loses most."""
+    def by_attention(self, walks: Walks) -> bool:
+        """Whether attention loses more of the worst open rows than entries that can be cut."""
         row, instance = self.margins.worst_rows(self.found)
         bounds = walks.bounds[0]
         rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
         found = account(bounds, rows, walks.places(instance))
-        gap, cut = self.margins.offsets[row, instance] - found.bound, found.lost((Elementwise,))
-        return bool(((gap > GAINED * cut) & (found.lost((Bilinear, Softmax)) > cut)).all())
+        return bool((found.lost((Bilinear, Softmax)) > found.lost((Elementwise,))).all())
 
     def inside(self, bounds: LinearBounds, elsewhere: Callable[[], None]) -> Tensor:
         """Cuts inside the network, for every open group by the row that was best at first.
