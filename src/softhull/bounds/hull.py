@@ -275,6 +275,7 @@ Slopes = tuple[Array, Array, Array, Array]  # in y and in s, the value of the pl
 
 
 def _anchored(y: Array, a: Array, b: Array, s: Sum, alpha: Array | None, gamma: Array | None) -> Anchored:
+    """The rectangle of exponents ``[a, b]`` and sums around the point ``y``, with the slopes that are given."""
     xp = namespace(y)
     floor = smallest_slope(y)
     unit = maximum(s.here, floor)  # a larger s than the true one only lowers the plane
