@@ -74,8 +74,9 @@ class Forms:
     way, so that their planes are at least as good as before.
     """
 
-    def __init__(self, bounds: LinearBounds, memory: int | None = None, rectified: bool = False) -> None:
+    def __init__(self, bounds: LinearBounds, memory: int | None = None, rectified: bool = False, sharp: bool = False) -> None:
         self.bounds = bounds
+        self.sharp = sharp  # whether differences of logits of short rows are bounded one by one
         self.graph = bounds.graph
         self.memory = TENSORS * bounds.memory if memory is None else memory
         size = math.prod(self.graph.input_shape)

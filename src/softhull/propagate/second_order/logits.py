@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,11 +15,15 @@ from ...graph.operator import Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
+from .dual import Pursuit, maximise
+from .low_rank import LowRankQuadratic
+from .remainders import own_ranges
 
 if TYPE_CHECKING:
     from .forward import Forms
 
 _NEAR = 1 << 20  # numbers worked on at once
+_STEPS = 2  # on the multipliers of one difference of logits: its linear part is most of it, and they are soon good
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class ProductLogits:
         self.slope = slope
         self._rows = at.shape[1]
         self._own: Tensor | None = None
+        self._factors: tuple[Tensor, Tensor] | None = None
         if shared is not None and varied is not None:
+            self._factors = shared, varied
             gauge = self._gauge = forms.gauge_of(shared, varied)
             flat = varied.flatten(2, 3)  # [B, g, K m, r]
             K, m = varied.shape[2:4]
@@ -158,8 +165,8 @@ class ProductLogits:
         moved = self._over_noise(c, lambda slope, w: self.forms.noise.length(w.sqrt()[..., None] * slope), weights)
         return ((moved + left) * (1 + share(2 * K, p.dtype))).square()
 
-    def rows(self, known: Interval | None) -> LogitRows:
-        """All differences within the rows, met with what is known of them."""
+    def rows(self, known: Interval | None, sharp: bool = False) -> LogitRows:
+        """All differences within the rows, met with what is known of them; ``sharp``: each as a quadratic of its own."""
         K = self.at.shape[-1]
         first, second = torch.triu_indices(K, K, 1, device=self.at.device)
         eye = torch.eye(K, dtype=self.at.dtype, device=self.at.device)
@@ -169,6 +176,11 @@ class ProductLogits:
         apart = self.at[..., first] - self.at[..., second]
         # One difference, and three sums with it.
         slack = ulps(8, apart.dtype) * (self.at[..., first].abs() + self.at[..., second].abs())
+        least, most = low - radius, high + radius
+        if sharp and self._factors is not None and self.forms.noise.norm == math.inf:
+            rest, whole = self._sharp(c)
+            low, high = torch.maximum(low, rest[0]), torch.minimum(high, rest[1])
+            least, most = torch.maximum(least, whole[0]), torch.minimum(most, whole[1])
 
         def table(below: Tensor, above: Tensor) -> Interval:
             lower, upper = (self.at.new_zeros(*self.at.shape, K) for _ in range(2))
@@ -177,11 +189,49 @@ class ProductLogits:
             return lower, upper
 
         remainder = table(low, high)
-        lower, upper = table(apart + low - radius - slack, apart + high + radius + slack)
+        lower, upper = table(apart + least - slack, apart + most + slack)
         if known is not None:
             lower, upper = torch.maximum(lower, known[0]), torch.minimum(upper, known[1])
         differences = torch.minimum(lower, upper), torch.maximum(lower, upper)
         return LogitRows(self.at, self.slope, remainder, differences, self.forms.current)
+
+    def _sharp(self, c: Tensor) -> tuple[Interval, Interval]:
+        """Ranges ``[B, rows, N]`` of the remainder of ``sum_k c_k x_k``, and of all of it but its centre.
+
+        Over a box of noise, for weights ``c [B, rows, N, K]``: each a quadratic with multipliers of its own.
+        """
+        assert self._factors is not None
+        B, R, N, _ = c.shape
+        basis = self.forms.basis
+
+        def over_noise(t: Tensor) -> Tensor:
+            """``[B or 1, g, k, m, r]`` as ``[B, g, k, m, n]``."""
+            found = basis.over_noise(t.flatten(1, -2)).unflatten(1, t.shape[1:-1])
+            return found.expand(B, *found.shape[1:])
+
+        shared, varied = (over_noise(t) for t in self._factors)  # [B, g, R', m, n], [B, g, K, m, n]
+        g, m, n = shared.shape[1], shared.shape[3], shared.shape[4]
+        linear = basis.over_noise((c @ self.slope).flatten(1, 2)).reshape(B * R * N, n)
+        which = torch.arange(B * R * N, device=c.device)
+        flat, shared = c.reshape(B * R * N, -1), shared.flatten(0, 2)
+        varied = varied.flatten(0, 1)  # [B g, K, m, n]
+        half = torch.eye(m, dtype=c.dtype, device=c.device) / 2
+        zero = torch.zeros_like(half)
+        swap = torch.cat((torch.cat((zero, half), 1), torch.cat((half, zero), 1)))
+        found: list[list[Tensor]] = [[], [], [], []]
+        for some in which.split(max(1, _NEAR // (2 * m * n))):
+            row = some // N
+            left, right = shared[row], torch.einsum("nk,nkms->nms", flat[some], varied[row // (R // g)])
+            C, V = swap.expand(len(some), -1, -1), torch.cat((left, right), 1)
+            never = c.new_full((2 * len(some),), math.inf)
+            both = LowRankQuadratic.of(torch.cat((linear[some], -linear[some])), torch.cat((V, V)), torch.cat((C, -C)))
+            below, above = maximise(both, Pursuit(_STEPS, never))[0].nan_to_num(nan=-math.inf).split(len(some))
+            for part, end in zip(found, (*own_ranges(left, right), below, -above)):
+                part.append(end)
+        # What is over the noise has been rounded on the way there, both factors, once more than the slack says.
+        slack = 2 * (c.abs() @ self.slack[..., None])[..., 0]
+        low, high, least, most = (torch.cat(part).reshape(B, R, N) for part in found)
+        return (low - slack, high + slack), (least - slack, most + slack)
 
     def _radius(self, directions: Tensor) -> Tensor:
         return self._over_noise(directions, self.forms.noise.radius)

@@ -25,6 +25,7 @@ from .affine_form import AffineForm
 from .elementwise import parallel_band
 from .logits import ProductLogits
 from .probabilities import AffineProbabilities, affine_probabilities, tangent_directions
+from .row_fit import CELLS
 
 if TYPE_CHECKING:
     from .forward import Forms
@@ -184,7 +185,7 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     known = forms.bounds.differences(index)
     if known is not None:
         known = known[0][..., shown[:, None], shown], known[1][..., shown[:, None], shown]
-    rows = logits.rows(known)
+    rows = logits.rows(known, forms.sharp and len(shown) - 1 in CELLS)
     forms.know_differences(index, rows, shown)
     at, differences = logits.at, rows.differences
     if masked is not None:

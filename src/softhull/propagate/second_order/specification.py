@@ -170,15 +170,19 @@ class SecondOrderBounds:
 
     @staticmethod
     def of(
-        bounds: LinearBounds, memory: int | None = None, rectified: bool = False, planes: bool = True
+        bounds: LinearBounds,
+        memory: int | None = None,
+        rectified: bool = False,
+        planes: bool = True,
+        sharp: bool = False,
     ) -> SecondOrderBounds:
         """Affine forms over the region, in ``memory`` bytes (by default 32 times what ``bounds`` may use for a tensor).
 
         The bounds it works with know the differences that the forms gave. ``rectified``: also forms of what rectifiers
         are applied to, so that free parameters may bend the lines around these. ``planes``: those of softmax rows are
-        wanted, too.
+        wanted, too. ``sharp``: every difference of logits of a short row is bounded as a quadratic of its own.
         """
-        forms = Forms(bounds, memory, rectified).build()
+        forms = Forms(bounds, memory, rectified, sharp).build()
         bounds = forms.bounds
         for index in forms.errors if planes else ():  # found once here, taken along by every piece of work
             softmaxes.row_planes(bounds, index)
