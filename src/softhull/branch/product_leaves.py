@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..attack.pgd import minimize_margin
 from ..errors import DomainError
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.relu import LeakyRelu, Relu
@@ -50,8 +51,8 @@ NEARBY = (0.6, 1.7)
 FIRST, FEWEST, CANDIDATES = 24, 8, 1
 # What an entry loses now counts beside it, with this weight.
 LOST = 0.1
-# How often the rows of whole regions are fitted anew.
-ROUNDS = 4
+# Steps and restarts of the attack that whole regions are fitted near, and how often they are fitted anew.
+ATTACK, RESTARTS, ROUNDS = 20, 2, 2
 # Where rows are fitted and the multipliers of noise and cuts are found together: the most steps for these, and for
 # candidates, how exact they are, when one is given up (in units of what the path has left to gain), and for how many
 # cuts.
@@ -102,8 +103,18 @@ class ProductLeaves:
         # Where rows of a softmax are short enough, quadratics are fitted to them, which tell what every row loses.
         short = (entries.shape[1] - 1 in CELLS for _, entries in self.softmaxes.values())
         self.fitted = any(short) and bounds.region.centre is None
+        if self.fitted:  # what is known of logits holds in all cells
+            self.bounds = self._sharp(bounds)
         # By problem: what a cut gained on the whole region, by its width.
         self.gains: list[dict[Place, float]] = [{} for _ in range(len(instance))]
+
+    @staticmethod
+    def _sharp(bounds: LinearBounds) -> LinearBounds:
+        """Bounds that know as much of logits as second order can tell."""
+        try:
+            return SecondOrderBounds.of(bounds, planes=False, sharp=True).bounds
+        except (NoAffineForms, DomainError, torch.linalg.LinAlgError):
+            return bounds
 
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts; every cut that may be worth it is tried once, to rank them for all cells."""
@@ -339,6 +350,7 @@ class _Batch:
             else:
                 _, d = solve_quadratic(quadratic, noise, Pursuit(STEPS, self.offsets, hopeless=True))
                 near = quadratic.minimiser(noise, d)
+            near = self._attacked(near)
         self.near = near = near[:, : self.second.forms.noise_count].clamp(-1, 1)
         kinked = self.second.forms.noise_count <= JOINT
         quadratic = self.second.quadratic(self.rows, everything, near, known=known, mixed=True, kinked=kinked)
@@ -353,6 +365,20 @@ class _Batch:
         self.losses = [{} for _ in self.cells]
         self._account(quadratic, x.clamp(-1, 1), self.d_found, everything)
         return True
+
+    def _attacked(self, noise: Tensor) -> Tensor:
+        """Where the margins are small, from where bounds are: the better a fit is, the nearer are these."""
+        region, rows = self.second.bounds.region, self.rows.flatten(1)
+
+        def margin(x: Tensor, which: Tensor) -> Tensor:
+            return (self.leaves.graph(x).flatten(1) * rows[which]).sum(1)
+
+        inputs = noise[:, : self.second.forms.noise.inputs].clamp(-1, 1)
+        start = self._inputs(inputs, positions(self.rows))
+        _, x = minimize_margin(margin, region, start, ATTACK, RESTARTS, target=-math.inf)
+        centre, radius = centre_and_radius(region)
+        found = torch.where(radius > 0, (x - centre) / torch.where(radius > 0, radius, 1.0), 0.0).flatten(1)
+        return torch.nn.functional.pad(found, (0, self.second.forms.noise_count - found.shape[1]))
 
     def _account(self, quadratic: Quadratic, noise: Tensor, d: Tensor, part: Tensor) -> None:
         """What entries lose in some cells, where the quadratics are least with multipliers ``d [P, n]``."""

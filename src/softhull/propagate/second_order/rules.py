@@ -192,7 +192,9 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     known = forms.bounds.differences(index)
     if known is not None:
         known = known[0][..., shown[:, None], shown], known[1][..., shown[:, None], shown]
-    rows = logits.rows(known, forms.sharp and len(shown) - 1 in CELLS)
+    rows = logits.rows(known)
+    if forms.sharp and len(shown) - 1 in CELLS:
+        rows = logits.sharpened(rows, lambda prove: forms.bounds.knowledge.find("sharp differences", index, prove))
     forms.know_differences(index, rows, shown)
     at, differences = logits.at, rows.differences
     if masked is not None:
