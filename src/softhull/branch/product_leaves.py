@@ -56,7 +56,7 @@ ATTACK, RESTARTS, ROUNDS = 20, 2, 2
 # Where rows are fitted and the multipliers of noise and cuts are found together: the most steps for these, and for
 # candidates, how exact they are, when one is given up (in units of what the path has left to gain), and for how many
 # cuts.
-PATH, SHORT, EXACT, HOPELESS, COUNTED = 16, 5, 1e-2, 1.5, 6
+PATH, SHORT, EXACT, HOPELESS, COUNTED = 30, 10, 2e-3, 1.5, 6
 
 # What may be cut, by node and entries (-1: one entry alone), and how wide it is and where its middle or its kink.
 Place = tuple[int, int, int]

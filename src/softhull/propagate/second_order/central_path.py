@@ -31,7 +31,7 @@ from torch import Tensor
 _SHARE, _GROW, _INSIDE, _FIRST = 0.1, 1.4, 1.2, 0.4
 # A step is near the path where its length in the metric of f is below this, and then mu shrinks.
 _NEAR, _SHRINK = 2.0, 0.2
-# Steps end short of where a multiplier fails, and are shortened until f rises.
+# Steps are shortened until f rises; where they are nearly whole, mu shrinks a little.
 _SHORT, _BACK, _TRIES = 0.9, 0.5, 12
 # Minimisers are of use up to this.
 _WITHIN = 1.1
@@ -280,26 +280,35 @@ def _step(
         slope = torch.cat((slope, on_cuts), 1)
         bent = torch.cat((torch.cat((bent, mixed.mT), 2), torch.cat((mixed, own), 2)), 1)
     both = torch.cat((d, b), 1)
+    # In units of the multipliers, which may be far apart.
+    slope, bent = slope * both, bent * both[:, :, None] * both[:, None]
     half, info = torch.linalg.cholesky_ex(bent)
-    step = torch.cholesky_solve(slope[..., None], usable(half, info))[..., 0]
-    step = torch.where(((info == 0) & step.isfinite().all(-1))[:, None], step, 0.1 * both)
-    length = ((slope * step).sum(-1) / mu).clamp(min=0).sqrt()
-    falling = step < 0
-    share = torch.where(falling, -_SHORT * both / torch.where(falling, step, -1.0), math.inf).amin(-1).clamp(max=1)
-    turn = cuts.total(step[:, n:])
+    relative = torch.cholesky_solve(slope[..., None], usable(half, info))[..., 0]
+    relative = torch.where(((info == 0) & relative.isfinite().all(-1))[:, None], relative, 0.1)
+    length = ((slope * relative).sum(-1) / mu).clamp(min=0).sqrt()
+
+    # Steps that end short of where a multiplier fails; all go as far, or M would fail.
+    share = (_SHORT / (-relative).amax(-1).clamp(min=_SHORT)).clamp(max=1)
+
+    def moved(share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Multipliers after a share of the step, and B with these."""
+        new_d, new_b = (both * (1 + share[:, None] * relative)).split((n, C), 1)
+        return new_d, new_b, B + cuts.total(new_b - b) if C else B
+
     for _ in range(_TRIES):
-        new_d, new_b = (both + share[:, None] * step).split((n, C), 1)
-        factor, info = torch.linalg.cholesky_ex(B + share[:, None, None] * turn + torch.diag_embed(new_d))
+        new_d, new_b, new_B = moved(share)
+        factor, info = torch.linalg.cholesky_ex(new_B + torch.diag_embed(new_d))
         failed = (info != 0) | ~(_height(linear, cuts, new_d, new_b, factor, mu) >= height - 1e-9 * height.abs())
         if not bool(failed.any()):
             break
         share = torch.where(failed, _BACK * share, share)
-    share = torch.where(failed, 0.0, share)
-    B, d, b = B + share[:, None, None] * turn, d + share[:, None] * step[:, :n], b + share[:, None] * step[:, n:]
+    if bool(failed.any()):
+        new_d, new_b, new_B = moved(torch.where(failed, 0.0, share))
+    share, d, b, B = torch.where(failed, 0.0, share), new_d, new_b, new_B
     if bool(failed.any()):  # nowhere near: stay, and come from further inside
         d = torch.where(failed[:, None], 1.1 * d, d)
         factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(d))
-    smaller = torch.where((length < _NEAR) & (share == 1), _SHRINK * mu, torch.where(share > _SHORT, mu / 2, mu))
+    smaller = torch.where((length < _NEAR) & (share == 1), _SHRINK * mu, mu)
     return d, b, B, factor, info, smaller, length < 1
 
 
