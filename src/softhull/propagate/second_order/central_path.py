@@ -84,6 +84,11 @@ class Cuts:
         squares = (Squares(part.first, part.factors[which], part.matrix[which]) for part in self.squares)
         return Cuts(self.constant[which], self.linear[which], tuple(squares))
 
+    def over(self, noise: Tensor) -> Cuts:
+        """The same as functions of some of the noise ``[n']``, where they depend on no other."""
+        squares = (Squares(part.first, part.factors[..., noise], part.matrix) for part in self.squares)
+        return Cuts(self.constant, self.linear[..., noise], tuple(squares))
+
     def and_those(self, other: Cuts) -> Cuts:
         """These cuts, then others of the same problems."""
         count = self.constant.shape[1]

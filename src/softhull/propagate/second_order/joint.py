@@ -39,7 +39,11 @@ def solved_jointly(
     P, n = quadratic.linear.shape
     goal = target - quadratic.constant
     goal = goal + 1e-4 * (1 + goal.abs())
-    found = followed(quadratic.linear, B, goal.new_full((P,), steps), goal, enough, cuts, hopeless, begun)
+    # Noise that enters nowhere needs no steps.
+    moving = _moving(quadratic.linear, B, cuts)
+    first = None if begun is None else Begun(begun.d[:, moving], begun.b, begun.mu)
+    given = quadratic.linear[:, moving], B[:, moving][:, :, moving], goal.new_full((P,), steps), goal, enough
+    found = _everywhere(followed(*given, cuts.over(moving), hopeless, first), moving, n)
     b = found.b
     l = quadratic.linear + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
     constant = quadratic.constant + (b * cuts.constant).sum(1)
@@ -53,3 +57,22 @@ def solved_jointly(
     d = found.d * (1 + 1e-7) + 1e-7 * found.d.mean(1, keepdim=True)
     value = torch.maximum(problem.certified(d), problem.absolute_sums()[0])
     return sum_below(constant, sum_below(value, -lost)), found
+
+
+def _moving(linear: Tensor, B: Tensor, cuts: Cuts) -> Tensor:
+    """The noise ``[n']`` that any of the problems depends on; all, where there is none."""
+    found = (linear != 0).any(0) | (B != 0).any(0).any(0) | (cuts.linear != 0).flatten(0, 1).any(0)
+    for part in cuts.squares:
+        found |= (part.factors != 0).flatten(0, 2).any(0)
+    return found.nonzero()[:, 0] if bool(found.any()) else torch.arange(len(found), device=found.device)
+
+
+def _everywhere(found: Multipliers, moving: Tensor, n: int) -> Multipliers:
+    """Multipliers of some of the noise as those of all: where nothing depends on it, they are zero."""
+
+    def spread(t: Tensor, other: Tensor) -> Tensor:
+        return other.expand(len(t), n).clone().index_copy(1, moving, t)
+
+    begun = Begun(spread(found.begun.d, found.begun.d.mean(1, keepdim=True)), found.begun.b, found.begun.mu)
+    zero = torch.zeros_like(found.d[:, :1])
+    return Multipliers(spread(found.d, zero), found.b, spread(found.x, zero), begun)
