@@ -280,7 +280,9 @@ class _Batch:
         self.leaves, self.cells = leaves, cells
         self.rows, self.offsets = leaves.rows[problem], leaves.offsets[problem]
         bounds.prepare(leaves.last)
-        self.second = SecondOrderBounds.of(bounds, planes=not leaves.fitted or cells[0].warm is None, sharp=leaves.fitted)
+        self.second = SecondOrderBounds.of(
+            bounds, planes=not leaves.fitted or cells[0].warm is None, sharp=leaves.fitted
+        )
         S, C = len(cells), max(len(cell.path) for cell in cells)
         self.on_cuts, self.sign, self.threshold = (self.offsets.new_zeros(S, C) for _ in range(3))
         self.unit = self.offsets.new_zeros(S)  # of the multiplier of the last cut

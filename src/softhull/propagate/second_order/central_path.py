@@ -43,7 +43,7 @@ _START = 0.1
 
 @dataclass(frozen=True)
 class Squares:
-    """The quadratic parts ``G = V'S V`` of some cuts, from number ``first`` on: ``V [P, c, r, n]``, ``S [P, c, r, r]``."""
+    """The quadratic parts ``G = V'S V`` of some cuts, from number ``first`` on: V ``[P, c, r, n]``, S symmetric."""
 
     first: int
     factors: Tensor
@@ -135,7 +135,9 @@ class Cuts:
                 blocks[i, j] = own.matrix[:, :, None] @ inner.transpose(2, 3)
             single[:, own.cuts] = blocks[i, i].diagonal(dim1=1, dim2=2).diagonal(dim1=1, dim2=2).sum(-1)
         for (i, j), block in blocks.items():
-            pairs[:, self.squares[i].cuts, self.squares[j].cuts] = (block * blocks[j, i].transpose(1, 2).mT).sum((-2, -1))
+            pairs[:, self.squares[i].cuts, self.squares[j].cuts] = (block * blocks[j, i].transpose(1, 2).mT).sum(
+                (-2, -1)
+            )
         return single, diagonal, pairs
 
 
@@ -313,7 +315,9 @@ def _step(
     if bool(failed.any()):  # nowhere near: stay, and come from further inside
         d = torch.where(failed[:, None], 1.1 * d, d)
         factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(d))
-    smaller = torch.where((length < _NEAR) & (share == 1), _SHRINK * mu, mu)
+    # Multipliers of cuts begin far from the path, and whole steps lead there only while mu stays.
+    slowly = mu if C else torch.where(share > _SHORT, mu / 2, mu)
+    smaller = torch.where((length < _NEAR) & (share == 1), _SHRINK * mu, slowly)
     return d, b, B, factor, info, smaller, length < 1
 
 

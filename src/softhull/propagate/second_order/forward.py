@@ -26,8 +26,8 @@ from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
 from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm, Basis, input_form
-from .logits import LogitRows, ProductLogits
 from .kinks import Kinks
+from .logits import LogitRows, ProductLogits
 from .remainders import Gauge
 from .rules import NoAffineForms as NoAffineForms
 from .rules import affine_form
@@ -75,7 +75,9 @@ class Forms:
     way, so that their planes are at least as good as before.
     """
 
-    def __init__(self, bounds: LinearBounds, memory: int | None = None, rectified: bool = False, sharp: bool = False) -> None:
+    def __init__(
+        self, bounds: LinearBounds, memory: int | None = None, rectified: bool = False, sharp: bool = False
+    ) -> None:
         self.bounds = bounds
         self.graph = bounds.graph
         self.memory = TENSORS * bounds.memory if memory is None else memory

@@ -1,8 +1,8 @@
 """Rectifiers that stay in the quadratic: each as a noise number of its own, and what is known of it.
 
-A form has ``y = relu(x)`` as ``rate x + middle + radius e`` with one fresh noise number e. Lines around it charge e at
-its worst for every place where y occurs, and each on its own. Here y stays what it is: wherever a walk meets it, it goes
-on with ``rate x`` and leaves ``radius e`` in the linear part, and what makes y a rectifier comes as cuts of the noise,
+A form has ``y = relu(x)`` as ``rate x + middle + radius e`` with one fresh noise number e. Lines around y charge e at
+its worst wherever it occurs, each time on its own. Here y stays what it is: a walk goes on with ``rate x`` and leaves
+``radius e`` in the linear part, and what makes y a rectifier comes as cuts of the noise,
 
     -y <= 0,        x - y <= 0,        y (y - x) <= 0        (it is zero),
 
