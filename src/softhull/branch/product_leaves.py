@@ -19,20 +19,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..attack.pgd import minimize_margin
 from ..errors import DomainError
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.relu import LeakyRelu, Relu
 from ..graph.ops.softmax import Softmax
-from ..graph.rounding import accumulated
 from ..propagate.crown import LinearBounds
 from ..propagate.second_order.affine_form import centre_and_radius
-from ..propagate.second_order.central_path import Begun, Cuts, followed
+from ..propagate.second_order.central_path import Begun, Cuts
 from ..propagate.second_order.dual import Pursuit
 from ..propagate.second_order.fitted_rows import KnownFits
 from ..propagate.second_order.forward import NoAffineForms
-from ..propagate.second_order.quadratic import DenseQuadratic
+from ..propagate.second_order.joint import JOINT, kink_cuts, solved_jointly
 from ..propagate.second_order.row_fit import CELLS
-from ..propagate.second_order.specification import TOWARDS, Quadratic, SecondOrderBounds, solve_quadratic, sum_below
+from ..propagate.second_order.specification import TOWARDS, Quadratic, SecondOrderBounds, solve_quadratic
 from ..propagate.structure import pieces, positions
 from ..propagate.walk import Claim
 from .cuts import Cut
@@ -51,16 +51,18 @@ NEARBY = (0.6, 1.7)
 FIRST, FEWEST, CANDIDATES = 24, 8, 1
 # What an entry loses now counts beside it, with this weight.
 LOST = 0.1
-# How often the rows of whole regions are fitted anew.
-ROUNDS = 4
-# Where rows are fitted: noise numbers up to which the multipliers of noise and cuts are found together, the most steps
-# for these, and for candidates, how exact they are, when one is given up (in units of what the path has left to gain),
-# and for how many cuts.
-JOINT, PATH, SHORT, EXACT, HOPELESS, COUNTED = 320, 16, 5, 1e-2, 1.5, 6
+# Steps and restarts of the attack that whole regions are fitted near, and how often they are fitted anew.
+ATTACK, RESTARTS, ROUNDS = 20, 2, 2
+# Where rows are fitted and the multipliers of noise and cuts are found together: the most steps for these, and for
+# candidates, how exact they are, when one is given up (in units of what the path has left to gain), and for how many
+# cuts.
+PATH, SHORT, EXACT, HOPELESS, COUNTED = 30, 10, 2e-3, 1.5, 6
 
 # What may be cut, by node and entries (-1: one entry alone), and how wide it is and where its middle or its kink.
 Place = tuple[int, int, int]
 Spans = dict[Place, tuple[float, float]]
+# A cut that says what a rectifier is: its node, its entry, and which of the three.
+Bend = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Warm:
     open: Spans
     noise: Tensor | None = None  # of the inputs [n], where its children are fitted: towards where it is least
     fits: dict[int, KnownFits] | None = None  # of the rows of every softmax
-    # The path of its multipliers: what noise stands for, d, those of cuts, mu.
-    begun: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    # The path of its multipliers: what noise stands for, d, those of cuts, mu, and those of rectifiers.
+    begun: tuple[Tensor, Tensor, Tensor, Tensor, dict[Bend, float]] | None = None
     losses: dict[Place, float] = field(default_factory=dict)  # by the width of what may be cut
 
 
@@ -101,8 +103,18 @@ class ProductLeaves:
         # Where rows of a softmax are short enough, quadratics are fitted to them, which tell what every row loses.
         short = (entries.shape[1] - 1 in CELLS for _, entries in self.softmaxes.values())
         self.fitted = any(short) and bounds.region.centre is None
+        if self.fitted:  # what is known of logits holds in all cells
+            self.bounds = self._sharp(bounds)
         # By problem: what a cut gained on the whole region, by its width.
         self.gains: list[dict[Place, float]] = [{} for _ in range(len(instance))]
+
+    @staticmethod
+    def _sharp(bounds: LinearBounds) -> LinearBounds:
+        """Bounds that know as much of logits as second order can tell."""
+        try:
+            return SecondOrderBounds.of(bounds, planes=False, sharp=True).bounds
+        except (NoAffineForms, DomainError, torch.linalg.LinAlgError):
+            return bounds
 
     def roots(self) -> list[Solved]:
         """The whole regions, without cuts; every cut that may be worth it is tried once, to rank them for all cells."""
@@ -175,7 +187,8 @@ class ProductLeaves:
             begun = None
             if batch.begun is not None and batch.names is not None:
                 b = batch.begun_b[s, : len(cell.path)].clone()
-                begun = batch.names[s].clone(), batch.begun.d[s].clone(), b, batch.begun.mu[s].clone()
+                kinks = batch.begun_kinks[s] if batch.begun_kinks else {}
+                begun = batch.names[s].clone(), batch.begun.d[s].clone(), b, batch.begun.mu[s].clone(), kinks
             on_cuts = batch.on_cuts[s, : len(cell.path)].clone()
             losses = batch.losses[s] if batch.losses else {}
             warm = Warm(on_cuts, max(missed, 0.0), own, noise, fits or None, begun, losses)
@@ -267,7 +280,9 @@ class _Batch:
         self.leaves, self.cells = leaves, cells
         self.rows, self.offsets = leaves.rows[problem], leaves.offsets[problem]
         bounds.prepare(leaves.last)
-        self.second = SecondOrderBounds.of(bounds, planes=not leaves.fitted or cells[0].warm is None)
+        self.second = SecondOrderBounds.of(
+            bounds, planes=not leaves.fitted or cells[0].warm is None, sharp=leaves.fitted
+        )
         S, C = len(cells), max(len(cell.path) for cell in cells)
         self.on_cuts, self.sign, self.threshold = (self.offsets.new_zeros(S, C) for _ in range(3))
         self.unit = self.offsets.new_zeros(S)  # of the multiplier of the last cut
@@ -292,6 +307,7 @@ class _Batch:
         self.begun: Begun | None = None
         self.names: Tensor | None = None
         self.begun_b = torch.zeros_like(self.on_cuts)
+        self.begun_kinks: list[dict[Bend, float]] = []
         self.losses: list[dict[Place, float]] = []
         self.value = self.offsets.new_full((S,), -math.inf)
         self.d = self.offsets.new_full((S, self.second.forms.noise_count), math.nan)
@@ -336,8 +352,10 @@ class _Batch:
             else:
                 _, d = solve_quadratic(quadratic, noise, Pursuit(STEPS, self.offsets, hopeless=True))
                 near = quadratic.minimiser(noise, d)
+            near = self._attacked(near)
         self.near = near = near[:, : self.second.forms.noise_count].clamp(-1, 1)
-        quadratic = self.second.quadratic(self.rows, everything, near, known=known, mixed=True)
+        kinked = self.second.forms.noise_count <= JOINT
+        quadratic = self.second.quadratic(self.rows, everything, near, known=known, mixed=True, kinked=kinked)
         self.fits = {index: fit.known() for index, fit in quadratic.fits.items()}
         if quadratic.linear.shape[1] > JOINT:
             self.d = self.offsets.new_full(quadratic.linear.shape, math.nan)
@@ -349,6 +367,20 @@ class _Batch:
         self.losses = [{} for _ in self.cells]
         self._account(quadratic, x.clamp(-1, 1), self.d_found, everything)
         return True
+
+    def _attacked(self, noise: Tensor) -> Tensor:
+        """Where the margins are small, from where bounds are: the better a fit is, the nearer are these."""
+        region, rows = self.second.bounds.region, self.rows.flatten(1)
+
+        def margin(x: Tensor, which: Tensor) -> Tensor:
+            return (self.leaves.graph(x).flatten(1) * rows[which]).sum(1)
+
+        inputs = noise[:, : self.second.forms.noise.inputs].clamp(-1, 1)
+        start = self._inputs(inputs, positions(self.rows))
+        _, x = minimize_margin(margin, region, start, ATTACK, RESTARTS, target=-math.inf)
+        centre, radius = centre_and_radius(region)
+        found = torch.where(radius > 0, (x - centre) / torch.where(radius > 0, radius, 1.0), 0.0).flatten(1)
+        return torch.nn.functional.pad(found, (0, self.second.forms.noise_count - found.shape[1]))
 
     def _account(self, quadratic: Quadratic, noise: Tensor, d: Tensor, part: Tensor) -> None:
         """What entries lose in some cells, where the quadratics are least with multipliers ``d [P, n]``."""
@@ -371,45 +403,49 @@ class _Batch:
     def _least(self, quadratic: Quadratic, counted: bool, steps: int) -> Tensor:
         """Multipliers of noise and of cuts, if these are counted, what they prove, and where that is least ``[S, n]``.
 
-        What is proved is the sum of two bounds: that of the margin and, times multipliers, those of the cuts.
+        Rectifiers that stay in the quadratic have cuts, too; they come first.
         """
-        B, lost = quadratic.dense()
-        S, n = quadratic.linear.shape
-        cuts, which = Cuts.none(quadratic.linear), None
+        n = quadratic.linear.shape[1]
+        kinks, which = kink_cuts(quadratic), None
+        cuts, many = kinks, kinks.constant.shape[1]
         if counted and bool((self.sign != 0).any()):
-            cuts, which = self._cuts(n)
-        target = self.offsets - quadratic.constant
-        begun = self._begun(n, which)
-        enough = target + 1e-4 * (1 + target.abs())
-        found = followed(quadratic.linear, B, target.new_full((S,), steps), enough, EXACT, cuts, HOPELESS, begun)
-        b = found.b
+            own, which = self._cuts(n)
+            cuts = kinks.and_those(own)
+        begun = self._begun(n, which, self._bending(quadratic) if many else None)
+        value, found = solved_jointly(quadratic, cuts, steps, self.offsets, EXACT, HOPELESS, begun)
         if which is not None:
+            b, on_path = found.b[:, many:], found.begun.b[:, many:]
             self.on_cuts = torch.zeros_like(self.on_cuts).scatter(1, which, b * (self.sign.gather(1, which) != 0))
-            self.begun_b = torch.zeros_like(self.on_cuts).scatter(1, which, found.begun.b)
+            self.begun_b = torch.zeros_like(self.on_cuts).scatter(1, which, on_path)
+        if many:
+            places = self._bending(quadratic)
+            on_path = found.begun.b[:, :many]
+            self.begun_kinks = [
+                {place: float(on_path[s, k]) for k, place in enumerate(own) if place is not None}
+                for s, own in enumerate(places)
+            ]
         self.begun, self.names, self.d_found = found.begun, self._names(n), found.d
-        l = quadratic.linear + (b[..., None] * cuts.linear).sum(1)  # noqa: E741
-        constant = quadratic.constant + (b * cuts.constant).sum(1)
-        rows = cuts.factors.abs().sum(-1, keepdim=True)
-        reach = (rows.mT @ cuts.matrix.abs() @ rows)[..., 0, 0]
-        sizes = (b * (cuts.constant.abs() + cuts.linear.abs().sum(-1) + reach)).sum(1)
-        sizes = sizes + quadratic.constant.abs() + quadratic.linear.abs().sum(1) + B.abs().sum((1, 2))
-        # Every number of the sum is one of B and, for every cut, a product with b; those of G have two sums before.
-        terms = 4 * cuts.matrix.shape[-1] + 2 * b.shape[1] + n + 8
-        lost = lost + accumulated(terms, l.dtype) * sizes
-        problem = DenseQuadratic(l, B + cuts.total(b))
-        d = found.d * (1 + 1e-7) + 1e-7 * found.d.mean(1, keepdim=True)
-        value = torch.maximum(problem.certified(d), problem.absolute_sums()[0])
-        self.value = self._less(sum_below(constant, sum_below(value, -lost)), self.offsets)
+        self.value = self._less(value, self.offsets)
         return found.x
 
-    def _begun(self, n: int, which: Tensor | None) -> Begun | None:
+    @staticmethod
+    def _bending(quadratic: Quadratic) -> list[list[Bend | None]]:
+        """By cell, in the order of their cuts: rectifier, entry and kind of every cut of one that bends."""
+        found: list[list[Bend | None]] = [[] for _ in quadratic.linear]
+        for index, (kinks, _) in quadratic.kinks.items():
+            for own, order, used in zip(found, *(t.tolist() for t in kinks.bending())):
+                own += [(index, e, kind) if u else None for kind in range(3) for e, u in zip(order, used)]
+        return found
+
+    def _begun(self, n: int, which: Tensor | None, bends: list[list[Bend | None]] | None) -> Begun | None:
         """Where the cells before were not far along their paths, where these have as much noise."""
         S, names = len(self.cells), self._names(n)
         d, mu = self.offsets.new_full((S, n), math.nan), self.offsets.new_full((S,), math.nan)
         b = self.offsets.new_zeros(S, self.sign.shape[1])
+        kinks = self.offsets.new_zeros(S, len(bends[0]) if bends else 0)
         for s, cell in enumerate(self.cells):
             if names is not None and cell.warm is not None and cell.warm.begun is not None:
-                known, d_known, b_known, mu[s] = cell.warm.begun
+                known, d_known, b_known, mu[s], k_known = cell.warm.begun
                 # Noise that the cell before did not have is like the rest of what is not an input.
                 most = max(int(known.max()), int(names[s].max())) + 2
                 table = d.new_full((most,), float(d_known[self.second.forms.noise.inputs :].mean())).scatter(
@@ -417,7 +453,9 @@ class _Batch:
                 )
                 d[s] = table[names[s]]
                 b[s, : len(b_known)] = b_known
-        return Begun(d, b.gather(1, which) if which is not None else b[:, :0], mu)
+                for k, bend in enumerate(bends[s] if bends else ()):
+                    kinks[s, k] = k_known.get(bend, 0.0)
+        return Begun(d, torch.cat((kinks, b.gather(1, which) if which is not None else b[:, :0]), 1), mu)
 
     def _names(self, n: int) -> Tensor | None:
         """What all noise stands for ``[S, n]``, the last for remainders of fits; None: unknown."""
@@ -449,7 +487,7 @@ class _Batch:
         linear, V = (torch.nn.functional.pad(t, (0, n - t.shape[-1])) for t in (linear, V))
         k = which.shape[1]
         parts = (t.reshape(S, k, *t.shape[1:]) for t in (constant, linear, V, (S_ + S_.mT) / 2))
-        return Cuts(*parts), which
+        return Cuts.of(*parts), which
 
     def _superseded(self) -> Tensor:
         """The cuts ``[S, C]`` that a later one of the same cell makes needless."""

@@ -22,16 +22,18 @@ def problems(seed: int, n: int, count: int) -> tuple[Tensor, Tensor, Cuts]:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     B, S = normal(4, n, n), normal(4, count, 3, 3)
-    cuts = Cuts(0.3 * normal(4, count), normal(4, count, n), normal(4, count, 3, n), 0.2 * (S + S.mT) / 2)
+    cuts = Cuts.of(0.3 * normal(4, count), normal(4, count, n), normal(4, count, 3, n), 0.2 * (S + S.mT) / 2)
     return normal(4, n), (B + B.mT) / 2, cuts
 
 
 def values(linear: Tensor, B: Tensor, cuts: Cuts, e: Tensor) -> tuple[Tensor, Tensor]:
     """The quadratics ``[P, N]`` at points ``[N, n]``, and which of these keep all cuts."""
     value = linear @ e.T + ((e @ B) * e).sum(-1)
-    met = cuts.factors[:, :, None] @ e[..., None]  # [P, C, N, r, 1]
-    bent = (met.mT @ cuts.matrix[:, :, None] @ met)[..., 0, 0]
-    return value, (cuts.constant[..., None] + cuts.linear @ e.T + bent <= 0).all(1)
+    found = cuts.constant[..., None] + cuts.linear @ e.T
+    for part in cuts.squares:
+        met = part.factors[:, :, None] @ e[..., None]  # [P, c, N, r, 1]
+        found[:, part.cuts] += (met.mT @ part.matrix[:, :, None] @ met)[..., 0, 0]
+    return value, (found <= 0).all(1)
 
 
 def bound(linear: Tensor, B: Tensor, cuts: Cuts, found: Multipliers) -> Tensor:

@@ -31,7 +31,7 @@ from torch import Tensor
 _SHARE, _GROW, _INSIDE, _FIRST = 0.1, 1.4, 1.2, 0.4
 # A step is near the path where its length in the metric of f is below this, and then mu shrinks.
 _NEAR, _SHRINK = 2.0, 0.2
-# Steps end short of where a multiplier fails, and are shortened until f rises.
+# Steps are shortened until f rises; where they are nearly whole, mu shrinks a little.
 _SHORT, _BACK, _TRIES = 0.9, 0.5, 12
 # Minimisers are of use up to this.
 _WITHIN = 1.1
@@ -42,36 +42,103 @@ _START = 0.1
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """Quadratics that are at most zero: constants ``[P, C]``, slopes ``[P, C, n]``, and ``G = V'S V`` of few rows.
+class Squares:
+    """The quadratic parts ``G = V'S V`` of some cuts, from number ``first`` on: V ``[P, c, r, n]``, S symmetric."""
 
-    ``V [P, C, r, n]``, symmetric ``S [P, C, r, r]``.
-    """
+    first: int
+    factors: Tensor
+    matrix: Tensor
+
+    @property
+    def cuts(self) -> slice:
+        """Whose parts they are."""
+        return slice(self.first, self.first + self.matrix.shape[1])
+
+    def reach(self) -> Tensor:
+        """At least the largest value ``[P, c]`` of every part."""
+        rows = self.factors.abs().sum(-1, keepdim=True)
+        return (rows.mT @ self.matrix.abs() @ rows)[..., 0, 0]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Quadratics that are at most zero: constants ``[P, C]``, slopes ``[P, C, n]``, and squares of some of them."""
 
     constant: Tensor
     linear: Tensor
-    factors: Tensor
-    matrix: Tensor
+    squares: tuple[Squares, ...] = ()
 
     @staticmethod
     def none(linear: Tensor) -> Cuts:
         """No cuts, of problems with slopes ``[P, n]``."""
         P, n = linear.shape
-        nothing = (P, 0), (P, 0, n), (P, 0, 0, n), (P, 0, 0, 0)
-        return Cuts(*(linear.new_zeros(shape) for shape in nothing))
+        return Cuts(linear.new_zeros(P, 0), linear.new_zeros(P, 0, n))
+
+    @staticmethod
+    def of(constant: Tensor, linear: Tensor, factors: Tensor, matrix: Tensor) -> Cuts:
+        """Cuts that all have squares."""
+        return Cuts(constant, linear, (Squares(0, factors, matrix),))
 
     def take(self, which: Tensor) -> Cuts:
         """The cuts of some of the problems."""
-        return Cuts(self.constant[which], self.linear[which], self.factors[which], self.matrix[which])
+        squares = (Squares(part.first, part.factors[which], part.matrix[which]) for part in self.squares)
+        return Cuts(self.constant[which], self.linear[which], tuple(squares))
+
+    def over(self, noise: Tensor) -> Cuts:
+        """The same as functions of some of the noise ``[n']``, where they depend on no other."""
+        squares = (Squares(part.first, part.factors[..., noise], part.matrix) for part in self.squares)
+        return Cuts(self.constant, self.linear[..., noise], tuple(squares))
+
+    def and_those(self, other: Cuts) -> Cuts:
+        """These cuts, then others of the same problems."""
+        count = self.constant.shape[1]
+        later = (Squares(part.first + count, part.factors, part.matrix) for part in other.squares)
+        constant, linear = torch.cat((self.constant, other.constant), 1), torch.cat((self.linear, other.linear), 1)
+        return Cuts(constant, linear, (*self.squares, *later))
+
+    def reach(self) -> Tensor:
+        """At least the largest size ``[P, C]`` of every cut."""
+        found = self.constant.abs() + self.linear.abs().sum(-1)
+        for part in self.squares:
+            found[:, part.cuts] += part.reach()
+        return found
 
     def total(self, b: Tensor) -> Tensor:
         """``sum b G`` ``[P, n, n]`` for multiples ``b [P, C]``."""
-        return self.factors.flatten(1, 2).mT @ (b[..., None, None] * self.matrix @ self.factors).flatten(1, 2)
+        P, _, n = self.linear.shape
+        found = b.new_zeros(P, n, n)
+        for part in self.squares:
+            weighted = b[:, part.cuts, None, None] * part.matrix @ part.factors
+            found = found + part.factors.flatten(1, 2).mT @ weighted.flatten(1, 2)
+        return found
 
     def along(self, x: Tensor) -> Tensor:
         """``G x`` ``[P, C, n]`` at a point ``[P, n]`` each."""
-        met = self.matrix @ (self.factors @ x[:, None, :, None])
-        return (met.mT @ self.factors)[..., 0, :]
+        found = torch.zeros_like(self.linear)
+        for part in self.squares:
+            met = part.matrix @ (part.factors @ x[:, None, :, None])
+            found[:, part.cuts] = (met.mT @ part.factors)[..., 0, :]
+        return found
+
+    def traces(self, W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``tr W G_i`` ``[P, C]``, the diagonals of ``W G_i W`` ``[P, C, n]``, and ``tr W G_i W G_j`` ``[P, C, C]``."""
+        P, C, n = self.linear.shape
+        single, diagonal, pairs = W.new_zeros(P, C), W.new_zeros(P, C, n), W.new_zeros(P, C, C)
+        met = [(part.factors.flatten(1, 2) @ W).unflatten(1, part.matrix.shape[1:3]) for part in self.squares]
+        blocks = {}
+        for i, (own, over) in enumerate(zip(self.squares, met)):
+            diagonal[:, own.cuts] = ((own.matrix @ over) * over).sum(-2)
+            for j, other in enumerate(self.squares):
+                inner = over.flatten(1, 2) @ other.factors.flatten(1, 2).mT
+                inner = inner.unflatten(2, other.matrix.shape[1:3]).unflatten(1, own.matrix.shape[1:3])
+                # S_i V_i W V_j', of which traces are taken: [P, i, j, r, r']
+                blocks[i, j] = own.matrix[:, :, None] @ inner.transpose(2, 3)
+            single[:, own.cuts] = blocks[i, i].diagonal(dim1=1, dim2=2).diagonal(dim1=1, dim2=2).sum(-1)
+        for (i, j), block in blocks.items():
+            pairs[:, self.squares[i].cuts, self.squares[j].cuts] = (block * blocks[j, i].transpose(1, 2).mT).sum(
+                (-2, -1)
+            )
+        return single, diagonal, pairs
 
 
 @dataclass(frozen=True)
@@ -133,8 +200,7 @@ def followed(
         return Multipliers.together(parts)
     # For a large mu all multipliers on the path are nearly equal; a start with unequal ones is far from it.
     d = (_SHARE * (B.abs().sum(-1) + linear.abs() / 2).amax(-1, keepdim=True)).expand(linear.shape)
-    rows = cuts.factors.abs().sum(-1, keepdim=True)
-    reach = cuts.constant.abs() + cuts.linear.abs().sum(-1) + (rows.mT @ cuts.matrix.abs() @ rows)[..., 0, 0]
+    reach = cuts.reach()
     b = _FIRST * d[:, :1] / torch.where(reach > 0, reach, 1.0)
     warm = torch.zeros(len(d), dtype=torch.bool, device=d.device)
     mu = torch.zeros_like(d[:, 0])
@@ -211,43 +277,47 @@ def _step(
     slope = x.square() - 1 + m * (W.diagonal(dim1=-2, dim2=-1) + 1 / d)
     bent = W * (2 * x[:, :, None] * x[:, None] + m[..., None] * W) + torch.diag_embed(m / d.square())
     if C:
-        V, S, r = cuts.factors.flatten(1, 2), cuts.matrix, cuts.matrix.shape[-1]
-        VW = V @ W  # [P, C r, n]
-        inner = (VW @ V.mT).unflatten(2, (C, r)).unflatten(1, (C, r))  # [P, C, r, C, r]
-        VW, Gx = VW.unflatten(1, (C, r)), cuts.along(x)
-        SVW = S @ VW
+        Gx = cuts.along(x)
         u = Gx - cuts.linear / 2
         Wu = u @ W
-        # S_i V_i W V_j', of which traces are taken: [P, i, j, r, r]
-        met = S[:, :, None] @ inner.transpose(2, 3)
-        trace = met.diagonal(dim1=1, dim2=2).diagonal(dim1=1, dim2=2).sum(-1)
+        trace, diagonal, pairs = cuts.traces(W)
         on_cuts = cuts.constant - ((cuts.linear - Gx) * x[:, None]).sum(-1) + m * (trace + 1 / b)
-        mixed = 2 * x[:, None] * Wu + m[..., None] * (SVW * VW).sum(-2)  # [P, C, n]
-        pairs = (met * met.transpose(1, 2).mT).sum((-2, -1))  # tr W G_i W G_j
+        mixed = 2 * x[:, None] * Wu + m[..., None] * diagonal  # [P, C, n]
         own = 2 * u @ Wu.mT + m[..., None] * (pairs + pairs.mT) / 2 + torch.diag_embed(m / b.square())
         slope = torch.cat((slope, on_cuts), 1)
         bent = torch.cat((torch.cat((bent, mixed.mT), 2), torch.cat((mixed, own), 2)), 1)
     both = torch.cat((d, b), 1)
+    # In units of the multipliers, which may be far apart.
+    slope, bent = slope * both, bent * both[:, :, None] * both[:, None]
     half, info = torch.linalg.cholesky_ex(bent)
-    step = torch.cholesky_solve(slope[..., None], usable(half, info))[..., 0]
-    step = torch.where(((info == 0) & step.isfinite().all(-1))[:, None], step, 0.1 * both)
-    length = ((slope * step).sum(-1) / mu).clamp(min=0).sqrt()
-    falling = step < 0
-    share = torch.where(falling, -_SHORT * both / torch.where(falling, step, -1.0), math.inf).amin(-1).clamp(max=1)
-    turn = cuts.total(step[:, n:])
+    relative = torch.cholesky_solve(slope[..., None], usable(half, info))[..., 0]
+    relative = torch.where(((info == 0) & relative.isfinite().all(-1))[:, None], relative, 0.1)
+    length = ((slope * relative).sum(-1) / mu).clamp(min=0).sqrt()
+
+    # Steps that end short of where a multiplier fails; all go as far, or M would fail.
+    share = (_SHORT / (-relative).amax(-1).clamp(min=_SHORT)).clamp(max=1)
+
+    def moved(share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Multipliers after a share of the step, and B with these."""
+        new_d, new_b = (both * (1 + share[:, None] * relative)).split((n, C), 1)
+        return new_d, new_b, B + cuts.total(new_b - b) if C else B
+
     for _ in range(_TRIES):
-        new_d, new_b = (both + share[:, None] * step).split((n, C), 1)
-        factor, info = torch.linalg.cholesky_ex(B + share[:, None, None] * turn + torch.diag_embed(new_d))
+        new_d, new_b, new_B = moved(share)
+        factor, info = torch.linalg.cholesky_ex(new_B + torch.diag_embed(new_d))
         failed = (info != 0) | ~(_height(linear, cuts, new_d, new_b, factor, mu) >= height - 1e-9 * height.abs())
         if not bool(failed.any()):
             break
         share = torch.where(failed, _BACK * share, share)
-    share = torch.where(failed, 0.0, share)
-    B, d, b = B + share[:, None, None] * turn, d + share[:, None] * step[:, :n], b + share[:, None] * step[:, n:]
+    if bool(failed.any()):
+        new_d, new_b, new_B = moved(torch.where(failed, 0.0, share))
+    share, d, b, B = torch.where(failed, 0.0, share), new_d, new_b, new_B
     if bool(failed.any()):  # nowhere near: stay, and come from further inside
         d = torch.where(failed[:, None], 1.1 * d, d)
         factor, info = torch.linalg.cholesky_ex(B + torch.diag_embed(d))
-    smaller = torch.where((length < _NEAR) & (share == 1), _SHRINK * mu, torch.where(share > _SHORT, mu / 2, mu))
+    # Multipliers of cuts begin far from the path, and whole steps lead there only while mu stays.
+    slowly = mu if C else torch.where(share > _SHORT, mu / 2, mu)
+    smaller = torch.where((length < _NEAR) & (share == 1), _SHRINK * mu, slowly)
     return d, b, B, factor, info, smaller, length < 1
 
 

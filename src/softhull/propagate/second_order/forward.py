@@ -26,6 +26,7 @@ from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
 from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm, Basis, input_form
+from .kinks import Kinks
 from .logits import LogitRows, ProductLogits
 from .remainders import Gauge
 from .rules import NoAffineForms as NoAffineForms
@@ -74,7 +75,9 @@ class Forms:
     way, so that their planes are at least as good as before.
     """
 
-    def __init__(self, bounds: LinearBounds, memory: int | None = None, rectified: bool = False) -> None:
+    def __init__(
+        self, bounds: LinearBounds, memory: int | None = None, rectified: bool = False, sharp: bool = False
+    ) -> None:
         self.bounds = bounds
         self.graph = bounds.graph
         self.memory = TENSORS * bounds.memory if memory is None else memory
@@ -94,6 +97,8 @@ class Forms:
         self.parallel: dict[int, DensePlanes] = {}  # planes of a softmax that know the noise of its logits together
         # Where asked for, by rectifier: the form of what it is applied to, and the number of its basis.
         self.rectified: dict[int, tuple[AffineForm, int]] = {}
+        # Whether what is dear is wanted: differences of logits of short rows one by one, and rectifiers that stay.
+        self.sharp, self.kinks = sharp, dict[int, Kinks]()
         nodes = enumerate(self.graph.nodes)
         self._rectifiers = {i for i, node in nodes if rectified and isinstance(node.operator, Relu)}
         self._forms: dict[int, AffineForm] = {-1: form}
@@ -157,6 +162,7 @@ class Forms:
         rows = self.logits.values()
         metrics = [found.metric for found in self.factors.values() if found.metric is not None]
         forms += [form for form, _ in self.rectified.values()]
+        forms += [form for found in self.kinks.values() for form in (found.x, found.y)]
         tensors = [*(form.slope for form in forms), *(t for row in rows for t in (row.slope, *row.remainder)), *metrics]
         return sum(basis.bytes for basis in self.bases.values()) + _bytes(tensors)
 
@@ -169,6 +175,7 @@ class Forms:
         self._release_bases()
         if self.held() > self.memory:  # products matter more
             self.rectified.clear()
+            self.kinks.clear()
             self._release_bases()
         if self.held() > self.memory:
             self._merge_noise()
@@ -199,7 +206,7 @@ class Forms:
         """Drop the bases in which nothing is written any more."""
         products, rows = self.factors.values(), self.logits.values()
         used = {self.current, *(found.basis for found in products), *(found.basis for found in rows)}
-        used |= {number for _, number in self.rectified.values()}
+        used |= {number for _, number in self.rectified.values()} | {found.basis for found in self.kinks.values()}
         self.bases = {number: basis for number, basis in self.bases.items() if number in used}
 
     def _merge_noise(self) -> None:

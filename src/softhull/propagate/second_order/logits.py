@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,11 +15,15 @@ from ...graph.operator import Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
+from .dual import Pursuit, maximise
+from .low_rank import LowRankQuadratic
+from .remainders import own_ranges
 
 if TYPE_CHECKING:
     from .forward import Forms
 
 _NEAR = 1 << 20  # numbers worked on at once
+_STEPS = 2  # on the multipliers of one difference of logits: its linear part is most of it, and they are soon good
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class ProductLogits:
         self.slope = slope
         self._rows = at.shape[1]
         self._own: Tensor | None = None
+        self._factors: tuple[Tensor, Tensor] | None = None
         if shared is not None and varied is not None:
+            self._factors = shared, varied
             gauge = self._gauge = forms.gauge_of(shared, varied)
             flat = varied.flatten(2, 3)  # [B, g, K m, r]
             K, m = varied.shape[2:4]
@@ -160,28 +167,106 @@ class ProductLogits:
 
     def rows(self, known: Interval | None) -> LogitRows:
         """All differences within the rows, met with what is known of them."""
-        K = self.at.shape[-1]
-        first, second = torch.triu_indices(K, K, 1, device=self.at.device)
-        eye = torch.eye(K, dtype=self.at.dtype, device=self.at.device)
-        c = (eye[first] - eye[second]).expand(*self.at.shape[:2], -1, -1)
+        c, (first, second) = self._pairs()
         low, high = self.remainder(c)
         radius = self._radius(c)
         apart = self.at[..., first] - self.at[..., second]
         # One difference, and three sums with it.
         slack = ulps(8, apart.dtype) * (self.at[..., first].abs() + self.at[..., second].abs())
-
-        def table(below: Tensor, above: Tensor) -> Interval:
-            lower, upper = (self.at.new_zeros(*self.at.shape, K) for _ in range(2))
-            lower[..., first, second], upper[..., first, second] = below, above
-            lower[..., second, first], upper[..., second, first] = -above, -below
-            return lower, upper
-
-        remainder = table(low, high)
-        lower, upper = table(apart + low - radius - slack, apart + high + radius + slack)
+        remainder = self._table(low, high)
+        lower, upper = self._table(apart + low - radius - slack, apart + high + radius + slack)
         if known is not None:
             lower, upper = torch.maximum(lower, known[0]), torch.minimum(upper, known[1])
         differences = torch.minimum(lower, upper), torch.maximum(lower, upper)
         return LogitRows(self.at, self.slope, remainder, differences, self.forms.current)
+
+    def sharpened(self, rows: LogitRows, find: Callable[[Callable[[], Interval]], Interval]) -> LogitRows:
+        """The same by a quadratic for every difference, where logits are products and the noise is that of a box.
+
+        ``find`` keeps what holds in all parts of a region.
+        """
+        if self._factors is None or self.forms.noise.norm != math.inf:
+            return rows
+        known = find(self._sharp_differences)
+        lower, upper = torch.maximum(rows.differences[0], known[0]), torch.minimum(rows.differences[1], known[1])
+        low, high = self._table(*self._own_remainder(self._pairs()[0]))
+        remainder = torch.maximum(rows.remainder[0], low), torch.minimum(rows.remainder[1], high)
+        return replace(
+            rows, remainder=remainder, differences=(torch.minimum(lower, upper), torch.maximum(lower, upper))
+        )
+
+    def _pairs(self) -> tuple[Tensor, Tensor]:
+        """Weights ``[B, rows, N, K]`` of all differences, and which logits these are of."""
+        K = self.at.shape[-1]
+        pairs = torch.triu_indices(K, K, 1, device=self.at.device)
+        eye = torch.eye(K, dtype=self.at.dtype, device=self.at.device)
+        return (eye[pairs[0]] - eye[pairs[1]]).expand(*self.at.shape[:2], -1, -1), pairs
+
+    def _table(self, below: Tensor, above: Tensor) -> Interval:
+        """Bounds ``[B, rows, N]`` on all differences as ``[B, rows, K, K]``."""
+        K = self.at.shape[-1]
+        first, second = torch.triu_indices(K, K, 1, device=self.at.device)
+        lower, upper = (self.at.new_zeros(*self.at.shape, K) for _ in range(2))
+        lower[..., first, second], upper[..., first, second] = below, above
+        lower[..., second, first], upper[..., second, first] = -above, -below
+        return lower, upper
+
+    def _sharp_differences(self) -> Interval:
+        """All differences, each by a quadratic."""
+        c, (first, second) = self._pairs()
+        least, most = self._ranges(c)
+        apart = self.at[..., first] - self.at[..., second]
+        # One difference, and a sum with it.
+        slack = ulps(8, apart.dtype) * (self.at[..., first].abs() + self.at[..., second].abs())
+        return self._table(apart + least - slack, apart + most + slack)
+
+    def _over_noise_factors(self) -> tuple[Tensor, Tensor]:
+        """Both factors over the noise: ``[B rows, m, n]``, ``[B g, K, m, n]``."""
+        assert self._factors is not None
+        basis, B = self.forms.basis, len(self.at)
+
+        def over_noise(t: Tensor) -> Tensor:
+            found = basis.over_noise(t.flatten(1, -2)).unflatten(1, t.shape[1:-1])
+            return found.expand(B, *found.shape[1:])
+
+        shared, varied = (over_noise(t) for t in self._factors)  # [B, g, R, m, n], [B, g, K, m, n]
+        return shared.flatten(0, 2), varied.flatten(0, 1)
+
+    def _by_parts(self, c: Tensor, found: Callable[[Tensor, Tensor, Tensor], Interval]) -> Interval:
+        """Intervals ``[B, rows, N]`` of ``sum_k c_k x_k`` by both factors ``[P, m, n]`` of some of their remainders."""
+        B, R, N, _ = c.shape
+        shared, varied = self._over_noise_factors()
+        flat, group = c.flatten(0, 2), R // (len(varied) // B)
+        parts = []
+        for some in torch.arange(len(flat), device=c.device).split(max(1, _NEAR // (2 * shared[0].numel()))):
+            row = some // N
+            right = torch.einsum("nk,nkms->nms", flat[some], varied[row // group])
+            parts.append(found(some, shared[row], right))
+        # What is over the noise has been rounded on the way there, both factors, once more than the slack says.
+        slack = 2 * (c.abs() @ self.slack[..., None])[..., 0]
+        low, high = (torch.cat(ends).reshape(B, R, N) for ends in zip(*parts))
+        return low - slack, high + slack
+
+    def _own_remainder(self, c: Tensor) -> Interval:
+        """The range of the remainder of ``sum_k c_k x_k``, for each by weights of its own."""
+        return self._by_parts(c, lambda _, left, right: own_ranges(left, right))
+
+    def _ranges(self, c: Tensor) -> Interval:
+        """The range of ``sum_k c_k (x_k - at_k)``, for each by a quadratic with multipliers of its own."""
+        linear = self.forms.basis.over_noise((c @ self.slope).flatten(1, 2)).flatten(0, 1)
+
+        def found(some: Tensor, left: Tensor, right: Tensor) -> Interval:
+            m, l = left.shape[1], linear[some]  # noqa: E741
+            half = torch.eye(m, dtype=c.dtype, device=c.device) / 2
+            zero = torch.zeros_like(half)
+            swap = torch.cat((torch.cat((zero, half), 1), torch.cat((half, zero), 1))).expand(len(some), -1, -1)
+            both = torch.cat((left, right), 1)
+            problem = LowRankQuadratic.of(torch.cat((l, -l)), torch.cat((both, both)), torch.cat((swap, -swap)))
+            never = c.new_full((2 * len(some),), math.inf)
+            below, above = maximise(problem, Pursuit(_STEPS, never))[0].nan_to_num(nan=-math.inf).split(len(some))
+            return below, -above
+
+        return self._by_parts(c, found)
 
     def _radius(self, directions: Tensor) -> Tensor:
         return self._over_noise(directions, self.forms.noise.radius)

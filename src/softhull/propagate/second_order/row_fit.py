@@ -42,6 +42,8 @@ _SECOND = 0.25
 _OPERATIONS = 256
 # How closely the fit follows phi near the point of interest: the share of a box's half-widths that counts most.
 _WIDTHS = (math.inf, 0.6, 0.3)
+# How much more a fit counts where it is above, one time after the other.
+_ABOVE = (4.0, 16.0, 64.0, 256.0)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _fit_some(
             lines = torch.where((price > 0)[..., None], fitted[:, 1:].mT / scale[:, None], 0.0)
             level = torch.where(price > 0, fitted[:, 0] - (lines * middle[:, None]).sum(-1), 0.0)
         here = phi.less(price, level, lines, half) if priced else phi
-        slope, matrix = _unpacked(_least_squares(features, weight, here.value[..., None])[..., 0], m, scale, middle)
+        slope, matrix = _unpacked(_below(features, weight, here.value), m, scale, middle)
         value = _least(torch.where(inside, _above(here, A, slope, matrix, half), math.inf))
         height = value + (slope * point).sum(-1) + _quadratic(matrix, point)
         better = height > best_height
@@ -146,6 +148,20 @@ def _least_squares(features: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
     eye = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
     moments = moments + 1e-8 * moments.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * eye
     return torch.linalg.solve_ex(moments, features.mT @ (weight[..., None] * wanted))[0]
+
+
+def _below(features: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
+    """Coefficients ``[N, f]`` that come near to ``wanted [N, cells]``, from below rather than from above.
+
+    The offset is moved down to where the fit is nowhere above: where it is, it counts more and more.
+    """
+    counts = weight
+    for more in (*_ABOVE, None):
+        fitted = _least_squares(features, counts, wanted[..., None])
+        if more is None:
+            break
+        counts = weight * torch.where((features @ fitted)[..., 0] > wanted, more, 1.0)
+    return fitted[..., 0]
 
 
 class _Phi:

@@ -17,14 +17,17 @@ from ...graph.operator import Affine, Bilinear, Elementwise, Interval, Operator
 from ...graph.ops.log_sum_exp import LogSumExp
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.normalize import InverseDeviation, Normalized
+from ...graph.ops.relu import Relu
 from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import largest, outward, ulps
 from ..softmax_steps import DensePlanes
 from .affine_form import AffineForm
 from .elementwise import parallel_band
+from .kinks import Kinks
 from .logits import ProductLogits
 from .probabilities import AffineProbabilities, affine_probabilities, tangent_directions
+from .row_fit import CELLS
 
 if TYPE_CHECKING:
     from .forward import Forms
@@ -73,7 +76,12 @@ def _(operator: Elementwise, forms: Forms, index: int) -> AffineForm:
     exact = ((rate == 0) | (rate == 1)) & (middle == 0)
     rounded = forms.share(3) * (rate.abs() * form.size(forms.basis) + middle.abs())
     error = rate.abs() * form.error + torch.where(exact, 0.0, rounded)
-    return forms.with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius, error)
+    found = forms.with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius, error)
+    if forms.sharp and isinstance(operator, Relu):
+        fresh = found.slope.flatten(2)[:, form.slope.shape[1] :].abs().sum(1)
+        noisy = fresh.expand(len(rate), -1).reshape(rate.shape)
+        forms.kinks[index] = Kinks(form, found, rate, noisy, forms.current)
+    return found
 
 
 @affine_form.register(Bilinear)
@@ -185,6 +193,8 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     if known is not None:
         known = known[0][..., shown[:, None], shown], known[1][..., shown[:, None], shown]
     rows = logits.rows(known)
+    if forms.sharp and len(shown) - 1 in CELLS:
+        rows = logits.sharpened(rows, lambda prove: forms.bounds.knowledge.find("sharp differences", index, prove))
     forms.know_differences(index, rows, shown)
     at, differences = logits.at, rows.differences
     if masked is not None:

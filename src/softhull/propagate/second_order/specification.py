@@ -33,6 +33,7 @@ from .blocks import BlockQuadratic
 from .dual import Problem, Pursuit, bound, maximise, minimiser, vertex_minimiser
 from .fitted_rows import FittedRows, KnownFits, MixedValues
 from .forward import Factors, Forms
+from .kinks import Kinks
 from .low_rank import LowRankQuadratic
 from .quadratic import DenseQuadratic
 from .row_fit import CELLS
@@ -59,6 +60,7 @@ class Quadratic:
     fits: dict[int, FittedRows] = field(default_factory=dict)  # by softmax, where rows were fitted
     splits: dict[int, Split] = field(default_factory=dict)  # by product, those of probabilities beside fitted rows
     bents: dict[int, Bent] = field(default_factory=dict)  # by rectifier, where lines are bent
+    kinks: dict[int, tuple[Kinks, Basis]] = field(default_factory=dict)  # by rectifier, where these stay
 
     def detached(self) -> Quadratic:
         """The same numbers, no longer functions of free parameters."""
@@ -169,15 +171,19 @@ class SecondOrderBounds:
 
     @staticmethod
     def of(
-        bounds: LinearBounds, memory: int | None = None, rectified: bool = False, planes: bool = True
+        bounds: LinearBounds,
+        memory: int | None = None,
+        rectified: bool = False,
+        planes: bool = True,
+        sharp: bool = False,
     ) -> SecondOrderBounds:
         """Affine forms over the region, in ``memory`` bytes (by default 32 times what ``bounds`` may use for a tensor).
 
         The bounds it works with know the differences that the forms gave. ``rectified``: also forms of what rectifiers
         are applied to, so that free parameters may bend the lines around these. ``planes``: those of softmax rows are
-        wanted, too.
+        wanted, too. ``sharp``: every difference of logits of a short row is bounded as a quadratic of its own.
         """
-        forms = Forms(bounds, memory, rectified).build()
+        forms = Forms(bounds, memory, rectified, sharp).build()
         bounds = forms.bounds
         for index in forms.errors if planes else ():  # found once here, taken along by every piece of work
             softmaxes.row_planes(bounds, index)
@@ -199,6 +205,7 @@ class SecondOrderBounds:
         free: Free | None = None,
         known: dict[int, KnownFits] | None = None,
         mixed: bool = False,
+        kinked: bool = False,
     ) -> Quadratic:
         """The quadratics below ``<rows [P, *shape], node>`` of some instances ``[P]``, repetitions allowed.
 
@@ -206,10 +213,11 @@ class SecondOrderBounds:
         ``start``: another claim to begin with, about the same output and more.
         With noise ``near [P, n]`` attention rows are bounded by quadratics that are good there, where rows are short;
         with free parameters the relaxations are those that these stand for. ``known``: fits ``[P]`` over regions that
-        these are parts of, by softmax. ``mixed``: rows are fitted together with the values that they mix.
+        these are parts of, by softmax. ``mixed``: rows are fitted together with the values that they mix. ``kinked``:
+        rectifiers stay in the quadratic, where the forms have them (``kinks.py``).
         """
         bounds, forms = self.bounds.take(instances), self.forms
-        walk = _Collecting(bounds, forms, instances, near, free, known or {}, mixed)
+        walk = _Collecting(bounds, forms, instances, near, free, known or {}, mixed, kinked)
         first = len(bounds.graph.nodes) - 1 if index is None else index
         claim = walk.back(Claim.on(first, rows[None]) if start is None else start)
         P = len(rows)
@@ -220,6 +228,10 @@ class SecondOrderBounds:
         linear = rows.new_zeros(P, forms.noise_count)
         linear[:, : forms.noise.inputs] = (on_input * radius).flatten(1)
         rounded = (on_input.abs() * (centre.abs() + radius)).flatten(1).sum(1) + constant.abs()
+        for number, on_basis in walk.lines:
+            basis = walk.bases[number]
+            over = basis.over_noise(on_basis[:, None])[:, 0]
+            linear = linear.index_add(1, basis.numbered(), over)
         for number in {fit.logits.basis for fit in walk.fits.values()} | walk.thin.keys() & walk.matrices.keys():
             walk.thicken(number)
         thin = [together(walk.bases[number], terms) for number, terms in walk.thin.items()]
@@ -231,6 +243,7 @@ class SecondOrderBounds:
             dict(walk.fits),
             walk.splits,
             walk.bents,
+            walk.kinks,
         )
         for fit in walk.fits.values():
             fit.add_to(found, walk.bases[fit.logits.basis], list(walk.matrices).index(fit.logits.basis))
@@ -318,6 +331,7 @@ class _Collecting(LinearWalk):
         free: Free | None,
         known: dict[int, KnownFits],
         mixed: bool,
+        kinked: bool,
     ) -> None:
         super().__init__(bounds, free=free)
         self.forms, self.instances, self.near = forms, instances, near
@@ -328,6 +342,8 @@ class _Collecting(LinearWalk):
         self.splits: dict[int, Split] = {}
         self.bents: dict[int, Bent] = {}
         self.mixed, self.values = mixed, dict[int, MixedValues]()
+        self.kinked, self.kinks = kinked, dict[int, tuple[Kinks, Basis]]()
+        self.lines: list[tuple[int, Tensor]] = []  # linear functions of bases, by number
 
     def step(self, index: int, A: Tensor) -> Step:
         node = self.bounds.graph.nodes[index]
@@ -349,6 +365,13 @@ class _Collecting(LinearWalk):
             self.bents[index] = bent
             self._add(number, bent.term(), bent.matrix)
             return zip(node.inputs, bent.linear()), bent.shift()
+        if self.kinked and index in self.forms.kinks:
+            kinks = self.forms.kinks[index].take(self.instances)
+            basis = self.bases[kinks.basis]
+            back, constant, on_basis = kinks.met(A[0].expand(len(self.instances), *A.shape[2:]), basis)
+            self.kinks[index] = kinks, basis
+            self.lines.append((kinks.basis, on_basis))
+            return zip(node.inputs, (back[None],)), constant[None]
         if self._fitted(index):
             assert isinstance(node.operator, Softmax)
             assert self.near is not None
