@@ -1,19 +1,21 @@
 """Zonotopes: every node as an affine form of the inputs that move and of fresh noise, by one pass and no walk.
 
 A walk for every entry of every node takes time with the square of the depth. Where few inputs move, forms of all nodes
-cost as much as a few walks. What noise does to a node is bounded entry by entry, so that they lose more than walks where
-relaxations are wide, and next to nothing where they are narrow. All they say of the nodes is made known to bounds: ranges,
-differences of logits, mean squares, functions of the input. Walks on the output then start none of their own.
+cost as much as a few walks. What noise does to a node is bounded entry by entry, so that they lose more than walks
+where relaxations are wide, and next to nothing where they are narrow. All they say of the nodes is made known to
+bounds: ranges, differences of logits, mean squares, functions of the input. Walks on the output then start none of
+their own.
 
-A product of deviations is ``dx dy = hx hy (a^2 - b^2) / 4`` with ``a, b = dx / hx +- dy / hy``, whose ranges know how both
-move together. Centres and slopes are rounded; ``error`` bounds what that, and nothing else, has cost an entry. Forms are
-of one instance: the leading dimension of their tensors is 1.
+A product of deviations is ``dx dy = hx hy (a^2 - b^2) / 4`` with ``a, b = dx / hx +- dy / hy``, whose ranges know how
+both move together. Centres and slopes are rounded; ``error`` bounds what that, and nothing else, has cost an entry.
+Forms are of one instance: the leading dimension of their tensors is 1.
 """
 
 from __future__ import annotations
 
 import math
 from functools import singledispatchmethod
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ from ..graph.ops.rsqrt import Rsqrt
 from ..graph.ops.softmax import Softmax
 from ..graph.rounding import largest, outward, share, ulps, underflow
 from .crown import LinearBounds
+from .normalize import walked_mean_square
 from .rules import tightest
 from .second_order.affine_form import AffineForm, Basis, Noise, centre_and_radius
 from .second_order.elementwise import parallel_band
@@ -33,25 +36,40 @@ from .second_order.probabilities import affine_probabilities, tangent_directions
 from .second_order.rules import NoAffineForms
 from .second_order.rules import affine_form as rule_of_forms
 from .shadow import Shadow, moving_inputs
+from .structure import pieces, positions
 
 # Forms are made where at most this share of the entries of the widest node are inputs that move.
 _FEW = 1 / 8
+# Numbers of pairs of entries, about what the walks of all nodes have coefficients: with fewer they take no time, with
+# more they take minutes.
+_LITTLE, _MUCH = 1 << 26, 1 << 31
 # Inputs of which products are also bounded by eigenvalues.
 _SQUARED = 64
 # A row whose form is wider than its box by this factor says less than the box.
 _HOPELESS = 2.0
+# Entries at least so wide, by the widest of the node, are worth a walk.
+_WIDE = 0.1
 
 
 def worth_forms(bounds: LinearBounds) -> bool:
-    """Whether forms take much less than walks: few inputs move, and there is more than one layer of attention."""
+    """Whether forms take much less than walks: few inputs move, and there are several layers of attention."""
     layers = sum(isinstance(node.operator, Softmax) for node in bounds.graph.nodes)
-    widest = bounds.structure.width(len(bounds.graph.nodes) - 1)
-    return layers > 1 and len(moving_inputs(bounds)) <= _FEW * widest
+    last = len(bounds.graph.nodes) - 1
+    few = len(moving_inputs(bounds)) <= _FEW * bounds.structure.width(last)
+    return layers > 1 and few and bounds.structure.volume(last) ** 2 > _LITTLE
 
 
-def known_by_forms(bounds: LinearBounds) -> LinearBounds:
-    """The same bounds of one instance, which know all that forms say; raises ``NoAffineForms`` where there are none."""
-    forms = Zonotopes(bounds)
+def dear_walks(bounds: LinearBounds) -> bool:
+    """Whether walks for all entries of all nodes take minutes for one instance."""
+    return bounds.structure.volume(len(bounds.graph.nodes) - 1) ** 2 > _MUCH
+
+
+def known_by_forms(bounds: LinearBounds, walked: bool = False) -> LinearBounds:
+    """The same bounds of one instance, which know all that forms say; raises ``NoAffineForms`` where there are none.
+
+    ``walked``: met with walks for the widest entries, which rest on the forms of earlier nodes.
+    """
+    forms = Zonotopes(bounds, walked)
     last_use = {i: index for index, node in enumerate(bounds.graph.nodes) for i in node.inputs}
     for index, node in enumerate(bounds.graph.nodes):
         bounds.check_time()
@@ -65,10 +83,10 @@ def known_by_forms(bounds: LinearBounds) -> LinearBounds:
 class Zonotopes:
     """The forms of the nodes at hand, over ``noise``: the inputs that move, then what was relaxed."""
 
-    def __init__(self, bounds: LinearBounds) -> None:
+    def __init__(self, bounds: LinearBounds, walked: bool = False) -> None:
         if bounds.size != 1:
             raise ValueError("forms are of one instance")
-        self.bounds, self.graph = bounds, bounds.graph
+        self.bounds, self.graph, self.walked = bounds, bounds.graph, walked
         region = bounds.region
         self.moving = moving_inputs(bounds)
         self.centre, self.reach = (t.flatten(1) for t in centre_and_radius(region))
@@ -78,6 +96,16 @@ class Zonotopes:
         slope[0, torch.arange(self.count), self.moving] = self.reach[0, self.moving]
         still = torch.ones_like(self.reach, dtype=torch.bool)
         still[:, self.moving] = False
+        structure, nodes = bounds.structure, self.graph.nodes
+        # What relaxations are made over, with the function that is the only one to do so.
+        self._relaxed: dict[int, Elementwise | None] = {}
+        for node in nodes if walked else ():
+            for i in node.inputs:
+                source = structure.source(i)
+                if isinstance(node.operator, Affine) or source < 0 or not isinstance(nodes[source].operator, Affine):
+                    continue
+                alone = source not in self._relaxed and source == i and isinstance(node.operator, Elementwise)
+                self._relaxed[source] = cast("Elementwise", node.operator) if alone else None
         shape = (1, *self.graph.input_shape)
         error = torch.where(still, self.reach, 0.0).reshape(shape)
         self._forms = {-1: AffineForm(self.centre.reshape(shape), slope.reshape(1, self.count, *shape[1:]), error)}
@@ -140,9 +168,29 @@ class Zonotopes:
         low = torch.where(least.isnan(), low, torch.maximum(low, least))
         high = torch.where(most.isnan(), high, torch.minimum(high, most))
         found = torch.minimum(low, high), torch.maximum(low, high)
+        knowledge.find("shadow", index, lambda: self._shadow(index))
+        if index in self._relaxed:
+            found = self._walked(index, *found)
         knowledge.find("rough", index, lambda: found)
         knowledge.find("interval", index, lambda: found)
-        knowledge.find("shadow", index, lambda: self._shadow(index))
+
+    def _walked(self, index: int, lower: Tensor, upper: Tensor) -> Interval:
+        """Better bounds on the widest entries of a node by walks, which cost little now."""
+        low, high = lower.flatten(1).clone(), upper.flatten(1).clone()
+        width = high - low
+        wide = width > _WIDE * width.amax()
+        consumer = self._relaxed[index]
+        if consumer is not None:
+            lines = consumer.lines(lower, upper)
+            wide &= ~((lines.lower_slope == lines.upper_slope) & (lines.lower_offset == lines.upper_offset)).flatten(1)
+        for entries in pieces(wide[0].nonzero()[:, 0], self.bounds.chunk(index)):
+            units = low.new_zeros(len(entries), 1, low.shape[1])
+            units[positions(entries), 0, entries] = 1
+            least, most = self.bounds.between(index, units.reshape(len(entries), 1, *lower.shape[1:]))
+            low[:, entries] = torch.maximum(low[:, entries], least.T)
+            high[:, entries] = torch.minimum(high[:, entries], most.T)
+        low, high = torch.minimum(low, high), torch.maximum(low, high)
+        return low.reshape(lower.shape), high.reshape(upper.shape)
 
     def _shadow(self, index: int) -> Shadow:
         """The form as functions of the input: what it says of other noise is a constant above and below."""
@@ -192,7 +240,7 @@ class Zonotopes:
         if len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
             radius = operator.value(self.radius(x), self.radius(y))
             return self._with_noise(*self._tangent(operator, x, y, (-radius, radius)))
-        between = self._products(operator, x, y)
+        between = self._products(operator, x, y, self._half(left), self._half(right))
         if self.bounds.structure.rows_are_softmax(left, len(operator.left) - 1):
             x = self._summing_to_one(x)
         return self._with_noise(*self._tangent(operator, x, y, between))
@@ -202,7 +250,8 @@ class Zonotopes:
         """A product; where the box of a row, which never leaves the normalised ball, is much narrower, a constant."""
         z, r = (self.form(i) for i in self.graph.nodes[index].inputs)
         dz, dr = (form.padded(self.count) for form in (z, r))
-        between = self._joint(dz, dr.expand(dz.shape), self.radius(z), self.radius(r).expand(z.centre.shape))
+        hz, hr = (self._half(i) for i in self.graph.nodes[index].inputs)
+        between = self._joint(dz, dr.expand(dz.shape), hz, hr.expand(z.centre.shape))
         centre, slope, radius, error = self._tangent(operator, z, r, between)
         least, most = operator.interval(*(self.bounds.rough(i) for i in self.graph.nodes[index].inputs))
         half = (most - least) / 2 + ulps(4, least.dtype) * largest(least, most)
@@ -233,6 +282,8 @@ class Zonotopes:
         centre = mean(form.centre.square()) + most / 2
         reach = self.radius_of(slope) + most / 2 + error + self.share(4) * centre
         least, high = operator.mean_square(*self.bounds.interval(before))
+        if self.walked:
+            least, high = walked_mean_square(operator, self.bounds, index)
         low, high = torch.maximum(least, centre - reach), torch.minimum(high, centre + reach)
         low, high = torch.minimum(low, high).clamp(min=0), torch.maximum(low, high).clamp(min=0)
         self.bounds.knowledge.find("mean square", index, lambda: (low, high))
@@ -312,18 +363,22 @@ class Zonotopes:
         low, high = (((self.radius_of(t) + cost).square() / 4).clamp(max=1) for t in (x - y, x + y))
         return -whole * low, whole * high
 
-    def _products(self, operator: MatMul, x: AffineForm, y: AffineForm) -> Interval:
+    def _half(self, index: int) -> Tensor:
+        """How far the noise moves an entry at most, by its form and by all that is known."""
+        form, (low, high) = self._forms[index], self.bounds.interval(index)
+        known = torch.maximum(high - form.centre, form.centre - low) + form.error
+        return torch.minimum(self.radius(form), known * (1 + self.share(4)) + self.share(4) * largest(low, high))
+
+    def _products(self, operator: MatMul, x: AffineForm, y: AffineForm, hx: Tensor, hy: Tensor) -> Interval:
         """The range of ``sum_k dx_ik dy_kj``: term by term, or what inputs do by eigenvalues and the rest by radii."""
         dx, dy = (form.padded(self.count) for form in (x, y))
-        hx, hy = self.radius_of(dx), self.radius_of(dy)
-        low = high = torch.zeros_like(operator.value(hx, hy))
+        low, high = (torch.zeros_like(operator.value(hx, hy)) for _ in range(2))
         for k in range(hx.shape[-1]):
             if not bool((hy[..., k, :] > 0).any()):
                 continue
             rows = (hx[..., k] > 0).flatten(0, -2).any(0).nonzero()[:, 0]
             for i in rows.tolist():
                 ends = self._joint(dx[..., i, k, None], dy[..., k, :], hx[..., i, k, None], hy[..., k, :])
-                low, high = low.clone(), high.clone()
                 low[..., i, :] += ends[0]
                 high[..., i, :] += ends[1]
         cost = 1 + self.share(hx.shape[-1])
@@ -372,10 +427,13 @@ class Zonotopes:
         return AffineForm(centre, slope, torch.where(chosen[:, 0], total, form.error))
 
     def _with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
-        """A form plus one fresh noise number for every entry with a radius that is more than rounding."""
+        """A form plus one fresh noise number for every entry with a radius that is more than rounding.
+
+        It takes the error in, which would grow with every sum of absolute values that it goes through.
+        """
         slope = AffineForm(centre, slope, error).padded(self.count)
         noisy = radius > ulps(256, centre.dtype) * centre.abs()
-        error = torch.where(noisy, error, error + radius)
+        radius, error = radius + error, torch.where(noisy, 0.0, radius + error)
         entries = noisy.flatten().nonzero()[:, 0]
         own = slope.new_zeros(len(entries), centre.numel())
         own[torch.arange(len(entries)), entries] = radius.flatten()[entries]
