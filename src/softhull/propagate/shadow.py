@@ -62,6 +62,13 @@ class Shadow:
             self.moving,
         )
 
+    def reordered(self, order: Tensor) -> Shadow:
+        """The functions of a node whose entries are these in the order given."""
+        below, low, above, high, size = (
+            t[:, order] for t in (self.below, self.below_offset, self.above, self.above_offset, self.size)
+        )
+        return Shadow(below, low, above, high, size, self.moving)
+
 
 def shadow(bounds: LinearBounds, index: int) -> Shadow | None:
     """A node as functions of the input; None where they would take too much memory."""

@@ -92,6 +92,7 @@ class Zonotopes:
         self.centre, self.reach = (t.flatten(1) for t in centre_and_radius(region))
         self.noise = Noise(len(self.moving), math.inf if region.centre is None else region.norm)
         self.count = len(self.moving)
+        self._shadows: dict[int, Shadow] = {}
         slope = torch.zeros(1, self.count, self.centre.shape[1], dtype=self.centre.dtype, device=self.centre.device)
         slope[0, torch.arange(self.count), self.moving] = self.reach[0, self.moving]
         still = torch.ones_like(self.reach, dtype=torch.bool)
@@ -158,7 +159,12 @@ class Zonotopes:
 
     def _tell(self, index: int) -> None:
         bounds, node = self.bounds, self.graph.nodes[index]
-        knowledge = bounds.knowledge
+        knowledge, source = bounds.knowledge, bounds.structure.source(index)
+        if 0 <= source != index:  # the same entries in another order
+            order = bounds.structure.order(index)
+            knowledge.find("rough", index, lambda: bounds.interval(index))
+            knowledge.find("shadow", index, lambda: self._shadows[source].reordered(order.to(self.centre.device)))
+            return
         if isinstance(node.operator, Softmax | InverseDeviation):
             low, high = tightest(node.operator, bounds, index, None)
         else:
@@ -168,7 +174,7 @@ class Zonotopes:
         low = torch.where(least.isnan(), low, torch.maximum(low, least))
         high = torch.where(most.isnan(), high, torch.minimum(high, most))
         found = torch.minimum(low, high), torch.maximum(low, high)
-        knowledge.find("shadow", index, lambda: self._shadow(index))
+        self._shadows[index] = knowledge.find("shadow", index, lambda: self._shadow(index))
         if index in self._relaxed:
             found = self._walked(index, *found)
         knowledge.find("rough", index, lambda: found)
