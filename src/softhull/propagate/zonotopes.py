@@ -158,6 +158,7 @@ class Zonotopes:
         return form.centre - radius, form.centre + radius
 
     def _tell(self, index: int) -> None:
+        """Let the bounds know what the form of a node, and walks where they are asked for, say of it."""
         bounds, node = self.bounds, self.graph.nodes[index]
         knowledge, source = bounds.knowledge, bounds.structure.source(index)
         if 0 <= source != index:  # the same entries in another order
