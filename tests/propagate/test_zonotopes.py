@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,9 +100,12 @@ def test_no_cliff_and_no_walk_but_that_of_the_output(monkeypatch: pytest.MonkeyP
     limit = math.sqrt(6) * float((matrix @ C.flatten()).norm())
     walks: list[int] = []
     walk = LinearBounds._walk
-    monkeypatch.setattr(
-        LinearBounds, "_walk", lambda self, index, *rest: walks.append(index) or walk(self, index, *rest)
-    )
+
+    def seen(self: LinearBounds, index: int, *rest: Any) -> Any:
+        walks.append(index)
+        return walk(self, index, *rest)
+
+    monkeypatch.setattr(LinearBounds, "_walk", seen)
     for eps in (0.01, 1.0, 1e3, 1e6):
         bounds = known_by_forms(LinearBounds(graph, one_token(rng, graph, eps, math.inf), Linear()))
         assert float(bounds.lower(len(graph.nodes) - 1, C)) >= -limit - 1e-9
