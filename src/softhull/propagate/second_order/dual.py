@@ -230,7 +230,7 @@ def minimiser(problem: Problem, d: Tensor) -> Tensor:
     Where M is all but singular that is far from any noise. Multipliers are raised until it no longer is.
     """
     found = torch.full_like(d, torch.nan)
-    for more in _INWARD:
+    for more in _INWARD if d.numel() else ():
         left = (~(found.abs().amax(-1) <= _OUTSIDE)).nonzero()[:, 0]
         if not len(left):
             break
