@@ -11,6 +11,7 @@ import torch
 
 import softhull
 from softhull import BOUNDS, Curvature
+from softhull.bounds import hull
 
 from ..soundness.planes import compare
 from .cases import Case, boxes, exact_softmax, excess
@@ -413,3 +414,16 @@ def test_the_envelope_is_a_majorant_wherever_the_interval_starts(dtype: str) -> 
     beyond = (length < 0.3) & (x[..., 0] > length)  # beyond the tangent point the sigmoid is its own envelope
     assert beyond.any()
     assert (above[beyond] <= p[beyond] + 1e-4).all()
+
+
+@pytest.mark.parametrize("K", [2, 3, 7])
+def test_all_references_at_once_give_the_planes_of_one_by_one(K: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(K)
+    lower = rng.normal(size=(20, K))
+    upper = lower + 10.0 ** rng.uniform(-3, 1, (20, 1)) * rng.random((20, K))
+    together = softmax_planes(lower, upper).lower.dense()
+    monkeypatch.setattr(hull, "_FEW", 0)
+    alone = softmax_planes(lower, upper).lower.dense()
+    middle = (lower + upper) / 2
+    here, there = (np.einsum("bkj,bj->bk", A, middle) + b for A, b in (together, alone))
+    assert np.allclose(here, there, rtol=1e-7, atol=1e-12)

@@ -173,22 +173,23 @@ def _entry(cut: Cut, values: Tensor) -> Tensor:
     return flat[:, cut.plus] - (0 if cut.minus is None else flat[:, cut.minus])
 
 
-def inside(problem: Problem, leaf: Node, x: Tensor) -> Tensor:
-    """Mask of the points that lie in a cell."""
-    there = torch.ones(len(x), dtype=torch.bool)
-    for cut in leaf.path:
-        value = problem.cut_value(cut, x)
-        there &= (value <= cut.threshold) if cut.below else (value >= cut.threshold)
-    return there
-
-
 def check_tree(problem: Problem, root: Node, x: Tensor) -> None:
     """Every point lies in a cell, and in every cell the objective is at least the bound of the cell."""
-    value = problem.objective(x)
-    covered = torch.zeros(len(x), dtype=torch.bool)
-    for leaf in root.leaves():
-        there = inside(problem, leaf, x)
-        covered |= there
-        if bool(there.any()):
-            assert leaf.bound <= float(value[there].min()), f"the bound of cell {[str(cut) for cut in leaf.path]}"
-    assert bool(covered.all()), f"{int((~covered).sum())} points lie in no cell"
+    waiting = [(root, x, problem.objective(x))]
+    while waiting:
+        cell, x, value = waiting.pop()
+        if cell.children is None:
+            assert cell.bound <= float(value.min()), f"the bound of cell {[str(cut) for cut in cell.path]}"
+            continue
+        covered = torch.zeros(len(x), dtype=torch.bool)
+        for child in cell.children:
+            cut = child.side
+            assert cut is not None
+            height = problem.cut_value(cut, x)
+            there = (height <= cut.threshold) if cut.below else (height >= cut.threshold)
+            covered |= there
+            if bool(there.any()):
+                waiting.append((child, x[there], value[there]))
+        assert bool(covered.all()), (
+            f"{int((~covered).sum())} points below {[str(cut) for cut in cell.path]} lie in no cell"
+        )

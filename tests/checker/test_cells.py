@@ -8,7 +8,7 @@ from flint import arb
 
 from softhull.checker import cells
 from softhull.checker.balls import Floats, exact
-from softhull.checker.cells import RowQuadratic, below
+from softhull.checker.cells import Lines, RowQuadratic, below
 from softhull.checker.session import exactly
 from softhull.checker.softmax_planes import Logits
 
@@ -24,17 +24,27 @@ def make_row(rng: np.random.Generator, K: int, width: float) -> tuple[Logits, in
     return Logits(low, high, apart), J, np.delete(x - x[:, J : J + 1], J, 1)
 
 
+def make_lines(rng: np.random.Generator, m: int) -> tuple[Floats, Floats, Floats]:
+    """Prices, levels and slopes of lines beside m probabilities."""
+    return 10 ** rng.uniform(-1, 1, m), rng.random(m), 0.2 * rng.normal(size=(m, m))
+
+
 def excess(f: RowQuadratic, d: Floats) -> Floats:
     """``phi - q`` in floating point."""
     weights, origin, slope, H = (part.astype(np.float64) for part in (f.weights, f.origin, f.slope, f.H))
     e, y = np.exp(d), d - origin
     p = e / (1 + e.sum(1, keepdims=True))
-    return np.asarray(float(f.base) + p @ weights - y @ slope - ((y @ H) * y).sum(1))
+    cost = 0.0
+    if f.lines is not None:
+        price, level, lines = (part.astype(np.float64) for part in (f.lines.price, f.lines.level, f.lines.slope))
+        cost = (p - level - y @ lines.T) ** 2 @ price
+    return np.asarray(float(f.base) + p @ weights - cost - y @ slope - ((y @ H) * y).sum(1))
 
 
+@pytest.mark.parametrize("lined", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 @exactly
-def test_proved_where_true_and_only_there(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proved_where_true_and_only_there(seed: int, lined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "MOST_CELLS", 1000)
     rng = np.random.default_rng(seed)
     K = 2 + seed % 3
@@ -46,6 +56,7 @@ def test_proved_where_true_and_only_there(seed: int, monkeypatch: pytest.MonkeyP
         exact(rng.normal(size=K - 1)),
         exact(rng.normal(size=K - 1)),
         exact((H + H.T) / 2),
+        Lines(*(exact(part) for part in make_lines(rng, K - 1))) if lined else None,
     )
     least = float(excess(f, d).min())
     assert not below(f, x, J, arb(least + 1e-9))

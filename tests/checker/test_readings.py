@@ -83,4 +83,4 @@ def test_no_quadratic_is_fitted_behind_a_mask(tmp_path: Path) -> None:
         rule = {"fit": np.array([0]), "origin": np.zeros((1, 2)), "slope": np.zeros((1, 2))}
         rule |= {"matrix": np.zeros((1, 2, 2)), "value": np.zeros(1)}
         with pytest.raises(Refused, match="behind a mask"):
-            proof.known._fitted(index, exact(np.array([[1.0, 0.0, 0.0]])), rule)
+            proof.known._fitted(index, exact(np.array([[1.0, 0.0, 0.0]])), rule, None)

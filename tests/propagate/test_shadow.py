@@ -135,8 +135,8 @@ def test_a_planted_error_is_found(planted: str, monkeypatch: pytest.MonkeyPatch)
             least, most = true_range(operator, bounds, index)
             return least + 0.7 * (most - least), most
 
-        true_range = normalize._walked
-        monkeypatch.setattr(normalize, "_walked", larger)
+        true_range = normalize.walked_mean_square
+        monkeypatch.setattr(normalize, "walked_mean_square", larger)
     rng = np.random.default_rng(5)
     graph = encoder(rng, 1, True)
     assert sum(violations(graph, one_token(rng, graph, eps, math.inf), 5, second=False) for eps in (0.1, 0.5)) > 0

@@ -108,7 +108,7 @@ def trees(seed: int, count: int) -> int:
         target = float(problem.objective(x).min()) - 1e-3
         if inner or logits:
             problem, target = problem.aimed(target), 0.0
-        search = Search(problem.bounds, Branch(seconds=3 if logits else 20, nodes=20_000), [target])
+        search = Search(problem.bounds, Branch(seconds=2 if logits else 5, nodes=20_000), [target])
         with torch.no_grad():
             search.run()
         used_up = bool(search.instances[0].stopped)

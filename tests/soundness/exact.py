@@ -30,6 +30,7 @@ from softhull.graph.ops.gelu import Gelu, TanhGelu
 from softhull.graph.ops.log import Log
 from softhull.graph.ops.log_sum_exp import LogSumExp
 from softhull.graph.ops.matmul import MatMul
+from softhull.graph.ops.normalize import InverseDeviation
 from softhull.graph.ops.product import Product
 from softhull.graph.ops.reciprocal import Reciprocal
 from softhull.graph.ops.relu import LeakyRelu, Relu
@@ -112,6 +113,10 @@ def _apply(operator: Operator, inputs: list[Balls]) -> Balls:
     if isinstance(operator, Centre):
         count = math.prod(x.shape[axis] for axis in operator.axes)
         return x - x.sum(operator.axes, keepdims=True) / arb(count)
+    if isinstance(operator, InverseDeviation):
+        count = math.prod(x.shape[axis] for axis in operator.axes)
+        mean = (x * x).sum(operator.axes, keepdims=True) / arb(count) + arb(operator.epsilon)
+        return np.array([1 / v.sqrt() for v in mean.reshape(-1)], dtype=object).reshape(mean.shape)
     if isinstance(operator, Add):
         return x + inputs[1]
     if isinstance(operator, Subtract):

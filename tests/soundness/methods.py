@@ -42,7 +42,7 @@ from tests.solve.ensembles import random_graph as random_dense
 
 from .exact import DIGITS, Balls, balls, softmax, values
 from .graphs import adversary
-from .networks import CLASSES, random_perturbation, random_region, random_transformer
+from .networks import CLASSES, random_encoder, random_perturbation, random_region, random_transformer
 from .planes import Tally
 
 BOUNDS_TRIED = ("hull", "hull", "lse*/lse", "er", "best")
@@ -51,12 +51,19 @@ METHODS: tuple[Method, ...] = (Linear(optimize=1), SecondOrder(), SecondOrder(ro
 Lows = dict[str, Tensor]
 
 
-def check_margins(rng: np.random.Generator, batch: int = 4, way: str | None = None) -> Tally:
+def check_margins(
+    rng: np.random.Generator,
+    batch: int = 4,
+    way: str | None = None,
+    network: Callable[[np.random.Generator], Graph] = random_transformer,
+) -> Tally:
     """Bounds of one way on random rows of the output, at attacked points and others of every region."""
     dtype = torch.float32 if rng.random() < 0.2 else torch.float64
-    original = random_transformer(rng).to(dtype).to(torch.float64)
+    original = network(rng)
     # What simplification makes of a network is another spelling of the same function, where its numbers are kept.
-    graph = simplify(original) if dtype == torch.float64 and rng.random() < 0.8 else original
+    graph = simplify(original) if rng.random() < 0.8 else original
+    if dtype == torch.float32:
+        original = graph = graph.to(dtype).to(torch.float64)
     x = torch.from_numpy(rng.uniform(0, 1, (batch, *graph.input_shape)))
     region = random_region(rng, x, dtype)
     rows = torch.from_numpy(rng.normal(size=(2, batch, *graph.output_shape))).to(dtype)
@@ -273,6 +280,8 @@ def _largest(numbers: list[arb]) -> arb:
 
 
 def method_round(seed: int) -> Tally:
-    """One random network: its margins by all methods, or a score of an ensemble of such."""
+    """One random network: its margins by one way, or a score of an ensemble of such; every fourth is an encoder."""
     rng = np.random.default_rng([seed, 2])
-    return check_scores(rng) if seed % 4 == 3 else check_margins(rng)
+    if seed % 4 == 3:
+        return check_scores(rng)
+    return check_margins(rng, network=random_encoder if seed % 4 == 1 else random_transformer)

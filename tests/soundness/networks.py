@@ -50,6 +50,7 @@ ACTIVATIONS: tuple[Operator, ...] = (
     Elu(),
     Cube(),
 )
+EPSILON = 1e-5  # of normalisation, in torch
 MASKS = (-math.inf, -1e9, -1e5, float(torch.finfo(torch.float32).min))
 
 
@@ -73,12 +74,50 @@ def random_transformer(rng: np.random.Generator, inputs: tuple[int, int] | None 
             y = b.elementwise(ACTIVATIONS[rng.integers(len(ACTIVATIONS))], y)
             x = b.sum_of(x, y) if rng.random() < 0.5 else y
     x = _pooled(b, x, int(rng.integers(6)))
-    count = math.prod(b.shape(x))
-    y = b.linear(b.reshape(x, (1, count)), _normal(rng, count, CLASSES))
-    y = b.scale(y, 1.0, _normal(rng, CLASSES))
+    y = _classified(b, x, rng)
     if rng.random() < 0.1:  # a log-softmax at the end
         y = b.difference(y, b.elementwise(LogSumExp((1,)), y))
     return b.finish(y)
+
+
+def random_encoder(rng: np.random.Generator, inputs: tuple[int, int] | None = None, depth: int = 0) -> Graph:
+    """One to six layers (or ``depth``) as torch exports them: LayerNorm or RMSNorm, attention, norm, two-layer MLP.
+
+    Normalised before attention and MLP or after their sums, with gains and shifts; epsilon is that of torch.
+    """
+    depth = depth or int(rng.integers(1, 7))
+    # Walks through deep networks take long: the deeper they are, the smaller the rest.
+    tokens = int(rng.integers(2, 5)) if depth < 3 else 2 + (depth < 5 and int(rng.integers(2)))
+    heads, size = ((1, 4), (2, 2), (2, 3), (2, 4))[rng.integers(4 if depth < 4 else 2)]
+    rows, features = inputs or (int(rng.integers(1, 3)), int(rng.integers(2, 4)))
+    width, scale = heads * size, float(10 ** rng.uniform(-0.5, 0.4))
+    b = GraphBuilder((rows, features))
+    flat = b.reshape(-1, (1, rows * features))
+    x = b.reshape(b.linear(flat, _normal(rng, rows * features, tokens * width)), (tokens, width))
+    x = b.scale(x, 1.0, _normal(rng, tokens, width))
+    activation = (Relu(), Gelu(), Silu())[rng.integers(3)]
+    kind, before = int(rng.integers(2, 5)), bool(rng.random() < 0.5)
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1) if rng.random() < 0.2 else None
+
+    def normal(x: int) -> int:
+        gain, shift = 1 + _normal(rng, width) / 2, torch.zeros(()) if kind == 2 else _normal(rng, width)
+        return b.scale(_normalised(b, x, kind, EPSILON), gain, shift)
+
+    def perceptron(x: int) -> int:
+        y = b.scale(b.linear(x, _normal(rng, width, 2 * width)), 1.0, _normal(rng, 2 * width))
+        y = b.linear(b.elementwise(activation, y), _normal(rng, 2 * width, width))
+        return b.scale(y, 1.0, _normal(rng, width))
+
+    for _ in range(depth):
+        for part in (lambda x: _attention(b, x, rng, heads, scale, hidden), perceptron):
+            x = b.sum_of(x, part(normal(x))) if before else normal(b.sum_of(x, part(x)))
+    x = _pooled(b, normal(x) if before else x, int(rng.integers(6)))
+    return b.finish(_classified(b, x, rng))
+
+
+def _classified(b: GraphBuilder, x: int, rng: np.random.Generator) -> int:
+    count = math.prod(b.shape(x))
+    return b.scale(b.linear(b.reshape(x, (1, count)), _normal(rng, count, CLASSES)), 1.0, _normal(rng, CLASSES))
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
@@ -125,7 +164,7 @@ def _hidden(rng: np.random.Generator, tokens: int) -> Tensor | None:
     return hidden
 
 
-def _normalised(b: GraphBuilder, x: int, kind: int) -> int:
+def _normalised(b: GraphBuilder, x: int, kind: int, epsilon: float = 0.1) -> int:
     """As it is, less the mean of the features, or that (LayerNorm) or the features themselves (RMSNorm) as they vary.
 
     LayerNorm comes as a product with the inverse root or as a quotient by the root.
@@ -135,7 +174,7 @@ def _normalised(b: GraphBuilder, x: int, kind: int) -> int:
     centred = x if kind == 2 else b.elementwise(Centre((1,)), x)
     if kind == 1:
         return centred
-    variance = b.scale(b.total(b.elementwise(Square(), centred), (1,), mean=True), 1.0, 0.1)
+    variance = b.scale(b.total(b.elementwise(Square(), centred), (1,), mean=True), 1.0, epsilon)
     if kind == 4:
         return b.product(centred, b.elementwise(Reciprocal(), b.elementwise(Sqrt(), variance)))
     return b.product(centred, b.elementwise(Rsqrt(), variance))

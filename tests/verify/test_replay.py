@@ -18,7 +18,7 @@ from softhull.formats.onnx import parse_onnx
 from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.propagate.methods import Linear
 from softhull.regions import Perturbation
-from softhull.runs.vnncomp import decide
+from softhull.runs.vnncomp import _known, decide
 from softhull.solve.dual import Dual
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import certified_radius, verify_robustness, verify_specification
@@ -183,7 +183,7 @@ def test_a_competition_gets_the_verdict_error(tmp_path: Path, monkeypatch: pytes
         lines += [f"(assert (>= X_{i} {value - 0.1}))", f"(assert (<= X_{i} {value + 0.1}))"]
     (tmp_path / "p.vnnlib").write_text("\n".join([*lines, "(assert (<= Y_0 Y_1))"]))
     assert decide(tmp_path / "m.onnx", tmp_path / "p.vnnlib", 20, None).result == "sat"
-    monkeypatch.setattr("softhull.runs.vnncomp._load", lambda path: _tampered())
+    monkeypatch.setattr("softhull.runs.vnncomp._known", lambda path: _tampered())
     found = decide(tmp_path / "m.onnx", tmp_path / "p.vnnlib", 20, None)
     assert found.result == "error"
     assert "onnxruntime" in found.message
@@ -199,3 +199,17 @@ def test_inputs_beyond_what_networks_are_read_for_are_not_certified() -> None:
     assert near.verdict is Verdict.CERTIFIED
     assert far.verdict is Verdict.ERROR
     assert "2^60" in far.message
+
+
+def test_a_table_reads_a_network_once_and_again_when_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"first")
+    read: list[bytes] = []
+    monkeypatch.setattr("softhull.runs.vnncomp._load", lambda path: read.append(path.read_bytes()))
+    for content in (b"first", b"first", b"second", b"second"):
+        if path.read_bytes() != content:
+            path.write_bytes(content)
+        _known(path)
+    assert read == [b"first", b"second"]

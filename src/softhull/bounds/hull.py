@@ -13,8 +13,11 @@ sum, where taking it out again would leave only rounding errors.
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 from array_api_compat import is_jax_array
 
 from .._arrays import Array, clip, limits, logsumexp, maximum, minimum, namespace, one_hot, pick
@@ -54,22 +57,38 @@ def hull_lower(
     shared: list[Candidate] = []  # planes for all outputs
     alone: list[Single] = []  # the best plane so far of outputs worked out alone
 
+    waiting: list[tuple[int, Work]] = []  # planes for all outputs, or that of one of those worked out alone
+    numbers: list[Array] = []  # of outputs worked out alone
+
     def attempt(reference: Reference, singles: list[Array], for_all: bool, dominant: bool = False) -> None:
-        """One reference for all outputs and for some alone; its arrays are gone before the next one comes."""
+        """One reference for all outputs and for some alone; where they are many, its arrays are gone before the next
+        one comes."""
         terms = _terms(box, at, reference)
         if for_all:
-            shared.append(_together(terms, outputs, alpha, gamma))
+            waiting.append((-1, _together(terms, outputs, alpha, gamma)))
         for k in [*singles, xp.argmax(terms.slope, axis=-1)] if dominant else singles:
             own_alpha, own_gamma = (None if f is None else pick(f + xp.zeros_like(at), k) for f in (alpha, gamma))
-            plane = _one_output(terms, k, own_alpha, own_gamma)
-            known = [i for i, single in enumerate(alone) if single.k is k]
-            if known:
-                alone[known[0]] = _better(alone[known[0]], plane)
+            known = [i for i, number in enumerate(numbers) if number is k]
+            if not known:
+                numbers.append(k)
+            waiting.append((known[0] if known else len(numbers) - 1, _one_output(terms, k, own_alpha, own_gamma)))
+        if math.prod(at.shape) > _FEW:
+            work()
+
+    def work() -> None:
+        """All that waits, together."""
+        for (place, _), found in zip(waiting, _worked_out([task for _, task in waiting])):
+            if isinstance(found, Candidate):
+                shared.append(found)
+            elif place == len(alone):
+                alone.append(found)
             else:
-                alone.append(plane)
+                alone[place] = _better(alone[place], found)
+        waiting.clear()
 
     if w is not None or alpha is not None or gamma is not None:
         attempt(_plain(box) if w is None else _weighted(box, w), [], for_all=True, dominant=True)
+        work()
         return _merge(at, outputs, shared, alone)
 
     middle = box.midpoint
@@ -88,6 +107,7 @@ def hull_lower(
         attempt(_relative(box, first, _best_weight(middle, half_first), to_first), [], True)
         attempt(_relative(box, second, _best_weight(without_first, half_second), to_second), [first], False)
         attempt(_relative(box, first, _best_weight(without_second, half_first), to_first), [second], False)
+    work()
     return _merge(at, outputs, shared, alone)
 
 
@@ -241,14 +261,21 @@ class Sum(NamedTuple):
     log_unit: Array
 
 
-def _supported(
-    y: Array, a: Array, b: Array, s: Sum, alpha: Array | None, gamma: Array | None
-) -> tuple[Array, Array, Array, Array]:
-    """Slopes in y and in s (given or best), the value of their plane at the anchor, and the size of its terms.
+class Anchored(NamedTuple):
+    """A rectangle around the point of interest, in units of s there, and slopes that are given."""
 
-    Where the plane touches, ``gamma s`` is at most the touching value or ``gamma``; so what the value is added up from
-    exceeds it by no more than a few times ``gamma``, and ``alpha`` times the width of the exponents.
-    """
+    where: Rectangle
+    unit: Array
+    alpha: Array | None
+    gamma: Array | None
+
+
+Best = tuple[Array, Array, Array]  # slopes in y and in s, the value of the plane at the anchor
+Slopes = tuple[Array, Array, Array, Array]  # in y and in s, the value of the plane at the anchor, the size of its terms
+
+
+def _anchored(y: Array, a: Array, b: Array, s: Sum, alpha: Array | None, gamma: Array | None) -> Anchored:
+    """The rectangle of exponents ``[a, b]`` and sums around the point ``y``, with the slopes that are given."""
     xp = namespace(y)
     floor = smallest_slope(y)
     unit = maximum(s.here, floor)  # a larger s than the true one only lowers the plane
@@ -259,14 +286,59 @@ def _supported(
     where = Rectangle(
         y - log_unit, a - log_unit, b - log_unit, clip(least / unit, floor, 1.0), clip(most / unit, 1.0, 1 / floor)
     )
-    if alpha is None or gamma is None:
-        best_alpha, best_gamma, value = supporting_plane(where)
+    return Anchored(where, unit, alpha, gamma)
+
+
+def _supported(asked: Anchored, best: Best | None) -> Slopes:
+    """Slopes (given or ``best``), the value of their plane at the anchor, and the size of its terms.
+
+    Where the plane touches, ``gamma s`` is at most the touching value or ``gamma``; so what the value is added up from
+    exceeds it by no more than a few times ``gamma``, and ``alpha`` times the width of the exponents.
+    """
+    where, unit, alpha, gamma = asked
+    xp = namespace(unit)
+    if best is not None:
+        best_alpha, best_gamma, value = best
         if alpha is None and gamma is None:
             return best_alpha, best_gamma / unit, value, xp.abs(value) + 4 * (best_alpha + best_gamma)
         alpha, gamma = best_alpha if alpha is None else alpha, best_gamma if gamma is None else gamma
-    alpha, gamma = clip(alpha, 0.0, 0.25), maximum(gamma, floor)
+    alpha, gamma = clip(alpha, 0.0, 0.25), maximum(gamma, smallest_slope(unit))
     value = touching_value(where, alpha, gamma)
     return alpha, gamma / unit, value, xp.abs(value) + 4 * (alpha + gamma)
+
+
+# Says where a plane is wanted, is told its slopes, and returns what is made of them.
+Work = Generator[Anchored, Slopes, "Candidate | Single"]
+# With at most so many numbers planes are found for all references at once: what counts is the number of calls.
+_FEW = 1 << 12
+
+
+def _worked_out(tasks: list[Work]) -> list[Candidate | Single]:
+    """What all tasks return; their planes are found together."""
+    asked = [next(task) for task in tasks]
+    best = iter(_supporting([one.where for one in asked if one.alpha is None or one.gamma is None]))
+    found = []
+    for task, one in zip(tasks, asked):
+        given = one.alpha is not None and one.gamma is not None
+        try:
+            task.send(_supported(one, None if given else next(best)))
+        except StopIteration as done:
+            found.append(done.value)
+    return found
+
+
+def _supporting(rectangles: list[Rectangle]) -> list[Best]:
+    """The best planes of every rectangle."""
+    if len(rectangles) < 2:
+        return [supporting_plane(rectangle) for rectangle in rectangles]
+    xp = namespace(rectangles[0].y)
+    shapes = [np.broadcast_shapes(*(tuple(part.shape) for part in rectangle)) for rectangle in rectangles]
+    flat = [[xp.reshape(xp.broadcast_to(part, shape), (-1,)) for part in r] for r, shape in zip(rectangles, shapes)]
+    found = supporting_plane(Rectangle(*(xp.concat(parts, axis=0) for parts in zip(*flat))))
+    ends = list(accumulate(math.prod(shape) for shape in shapes))
+    pieces = list(zip([0, *ends], ends, shapes))
+    planes = [[xp.reshape(part[start:end], shape) for start, end, shape in pieces] for part in found]
+    return list(zip(*planes))
 
 
 class Candidate(NamedTuple):
@@ -294,7 +366,7 @@ def _better(a: Single, b: Single) -> Single:
     return Single(a.k, *(xp.where(better, new, old) for old, new in zip(a[1:], b[1:])))
 
 
-def _together(terms: Terms, outputs: Array | None, alpha: Array | None, gamma: Array | None) -> Candidate:
+def _together(terms: Terms, outputs: Array | None, alpha: Array | None, gamma: Array | None) -> Work:
     """Planes for the outputs with common reference weights, save those whose own chord dominates the sum."""
     xp = namespace(terms.d)
     reference, slope = terms.reference, terms.slope
@@ -320,7 +392,7 @@ def _together(terms: Terms, outputs: Array | None, alpha: Array | None, gamma: A
     s = Sum(here, least, most, middle, None if radius is None else some(radius), terms.top)
     y, a, b = some(terms.inside), some(reference.lower), some(reference.upper)
     alpha, gamma = (None if free is None else some(free + 0 * terms.d) for free in (alpha, gamma))
-    alpha, gamma, value, size = _supported(y, a, b, s, alpha, gamma)
+    alpha, gamma, value, size = yield _anchored(y, a, b, s, alpha, gamma)
     own_slope, rest_slope = some(slope), some(rest_slope)
     if not terms.in_box:
         excess = terms.d - terms.inside
@@ -334,7 +406,7 @@ def _together(terms: Terms, outputs: Array | None, alpha: Array | None, gamma: A
     return Candidate(xp.where(some(usable), value, -xp.inf), size, alpha + gamma * own_slope, columns, rows)
 
 
-def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> Single:
+def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array | None = None) -> Work:
     """Value ``[...]`` and gradient ``[..., K]`` of the plane of output ``k`` (one index per leading position)."""
     xp = namespace(terms.d)
     reference = terms.reference
@@ -351,7 +423,7 @@ def _one_output(terms: Terms, k: Array, alpha: Array | None = None, gamma: Array
     middle = here if terms.chord_at_middle is terms.chord else xp.sum(rest(terms.chord_at_middle), axis=-1)
     s = Sum(here, least, most, middle, radius, terms.top[..., 0])
     y, a, b = pick(terms.inside, k), pick(reference.lower, k), pick(reference.upper, k)
-    alpha, gamma, value, size = _supported(y, a, b, s, alpha, gamma)
+    alpha, gamma, value, size = yield _anchored(y, a, b, s, alpha, gamma)
     if not terms.in_box:
         excess = terms.d - terms.inside
         value = value + alpha * pick(excess, k) - gamma * xp.sum(slope * excess, axis=-1)

@@ -32,13 +32,13 @@ from ..propagate.methods import Branch, Linear
 from ..regions import Region
 from .gradient import Followed
 from .prover import Proof
-from .second_order import SecondOrder
+from .second_order import PASSES, SecondOrder
 from .tree import Tree, check_size
 
 # CPU seconds for one rival.
 SECONDS = 120.0
-# Fits of a cell, each near the noise that was worst for the one before.
-FITS = 2
+# Fits of a cell, with values as those of the search are, and the first near the same noise.
+_FITS = 2
 
 
 def prove_cuts(
@@ -172,17 +172,9 @@ def _by_lines(
 def _by_quadratics(view: View, label: int, rivals: Sequence[int], part: Proof, warm: Any) -> float:
     """What the checker proves of a cell by second order, with forms, fits and multipliers of the cell."""
     second = SecondOrder.claimed(part, [view])
-    on_cuts, fits = _multipliers(part, warm.on_cuts), [False] + [True] * FITS
+    on_cuts, passes = _multipliers(part, warm.on_cuts), PASSES
     if warm.noise is not None:
         second.near(warm.noise.numpy())
-        fits.pop(0)
-    steps, found = len(part.steps), -np.inf
-    for fitted in fits:
-        del part.steps[steps:]  # what does not suffice
-        if rivals:
-            found = second.lead(view, label, rivals[0], fitted, on_cuts=on_cuts)
-        else:
-            found = second.sign(view, label == 1, fitted, on_cuts)
-        if found > 0:
-            break
-    return found
+        passes = passes[-_FITS:]
+    claim = partial(second.lead, view, label, rivals[0]) if rivals else partial(second.sign, view, label == 1)
+    return second.first(partial(claim, on_cuts=on_cuts), passes)

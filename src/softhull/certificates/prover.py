@@ -90,7 +90,9 @@ class Proof:
             "region": self.region,
             "property": property,
         }
-        return Certificate(header | {"steps": self.steps}, self.arrays)
+        named = _texts(header | {"steps": self.steps})
+        arrays = {name: array for name, array in self.arrays.items() if name in named}
+        return Certificate(header | {"steps": self.steps}, arrays)
 
     # Claims
 
@@ -457,3 +459,11 @@ def _multiplier(rows: Floats, low: Floats, high: Floats) -> Floats:
     turned = 1 - least.sum(-1, keepdims=True) - (most - least).cumsum(-1) <= 0
     turned[..., -1] = True
     return np.take_along_axis(ascending, turned.argmax(-1)[..., None], -1)[..., 0]
+
+
+def _texts(value: Any) -> set[str]:
+    """All texts in a header: among them, the names of the arrays that it needs."""
+    if isinstance(value, str):
+        return {value}
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return set().union(*map(_texts, parts))

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..checker.balls import Balls, Floats, is_zero
-from ..checker.forms import Form
+from ..checker.certificate import Refused
+from ..checker.forms import Form, Mixed
 from ..checker.network import Curve, Input, Kink, Product, Softmax, View
 from ..checker.positions import Indices, Places
 from ..checker.quadratic import Squares
 from ..checker.replay import Rule, Rules
 from ..checker.softmax_planes import Logits, NotAPlane, lower_plane, upper_plane
+from ..propagate.second_order.fitted_rows import MixedValues
 from ..propagate.second_order.probabilities import SHARES, affine_probabilities, tangent_directions
 from ..propagate.second_order.row_fit import CELLS, fit_rows
+from ..propagate.second_order.specification import FITS, TOWARDS
 from .planes import STEEPEST, centre, referring
 from .prover import Proof
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_STEPS = 15  # on the multipliers
+# How rows of a softmax are passed, time after time: by planes, fitted, or fitted together with the values they mix.
+PASSES = ("planes", *("mixed" if mixed else "fitted" for mixed in FITS))
+_STEPS, _PATIENT = 15, 40  # on the multipliers; where there are fits there is nothing after it
+_LEAST = 1e-12  # of a price
 _BENDING = 1e-9  # differences of logits that vary less are as good as straight
 # What they are raised by: a share, and the radii of balls around matrices of next to nothing.
 _MORE, _ALWAYS = 1e-9, 1e-16
@@ -35,8 +41,11 @@ class SecondOrder:
     def __init__(self, proof: Proof) -> None:
         self.proof, self.known = proof, proof.known
         self._errors: dict[int, Floats] = {}  # of the probabilities beside their affine functions, by softmax
-        self._near: Floats | None = None  # noise near which rows of a softmax are fitted, or None
-        self._worst: Floats | None = None  # noise at which the last quadratic was least
+        self._rows = "planes"  # how rows of a softmax are passed, one of PASSES
+        self._near: Floats | None = None  # noise near which they are fitted
+        # Values that are left to a softmax in this walk, and the entries that are references of its rows.
+        self._mixed: dict[int, tuple[Mixed, Indices]] = {}
+        self._left: list[int] = []  # the noise of what products leave of differences of logits
 
     @staticmethod
     def claimed(proof: Proof, views: Sequence[View]) -> SecondOrder:
@@ -72,29 +81,30 @@ class SecondOrder:
         proof.derive_planes(index)
 
     def near(self, noise: Floats) -> None:
-        """Fits that come next are near this noise of the input."""
-        self._worst = noise
+        """Fits that come next are near this noise."""
+        self._near = noise
 
     def lead(
         self,
         view: View,
         label: int,
         rival: int,
-        fitted: bool = False,
+        rows: str = "planes",
         first: Rules | None = None,
         on_cuts: Floats | None = None,
     ) -> float:
         """Claim that one entry exceeds another, and by how much.
 
-        ``fitted``: with quadratics of attention rows, near the noise at which the walk before this was at its least;
-        ``first``: choices that go before our own; ``on_cuts [1, cuts]``: multipliers of the cuts of a cell.
+        ``rows``: how attention rows are passed (PASSES); fits are near where the walks before this were at their least.
+        ``first``: choices that go before our own, but for rows that are fitted; ``on_cuts [1, cuts]``: multipliers of
+        the cuts of a cell.
         """
-        with self.choosing(fitted, first):
+        with self.choosing(rows, first):
             return self.proof.claim_difference(view, label, rival, on_cuts)
 
-    def sign(self, view: View, positive: bool, fitted: bool = False, on_cuts: Floats | None = None) -> float:
+    def sign(self, view: View, positive: bool, rows: str = "planes", on_cuts: Floats | None = None) -> float:
         """Claim that a single output is positive (negative): how far it stays from zero."""
-        with self.choosing(fitted):
+        with self.choosing(rows):
             return self.proof.claim_sign(view, positive, on_cuts)
 
     def sharpen(self, entries: Mapping[int, Indices]) -> None:
@@ -108,11 +118,34 @@ class SecondOrder:
                         self.proof.claim_end(node.x, place, lower)
             self.proof.renew_lines()
 
+    def first(self, claim: Callable[[str], float], passes: Sequence[str] = PASSES) -> float:
+        """What ``claim`` proves with the first way to pass attention rows that suffices, or with the last.
+
+        Steps that do not suffice are left out, and the noise that only they have.
+        """
+        steps, forms, left, found = len(self.proof.steps), self.known.forms, self._left, -np.inf
+        for rows in passes:
+            del self.proof.steps[steps:]
+            self.known.forms, self._left = forms.copy(), left.copy()
+            self._near = None if self._near is None else self._near[: forms.count]
+            try:
+                found = claim(rows)
+            except Refused:  # a fit in more cells than the checker looks at
+                found = -np.inf
+            if found > 0:
+                break
+        return found
+
     @contextmanager
-    def choosing(self, fitted: bool = False, first: Rules | None = None) -> Iterator[None]:
+    def choosing(self, rows: str = "planes", first: Rules | None = None) -> Iterator[None]:
         """Walks that split products."""
-        self._near = self._worst if fitted else None
-        with self.proof.following(lambda index, A: (first and first(index, A)) or self._choose(index, A)):
+        self._rows, self._mixed = rows if self._near is not None else "planes", {}
+
+        def choose(index: int, A: Any) -> Rule | None:
+            fitted = isinstance(self.proof.networks.nodes[index], Softmax) and self._fitted(index)
+            return (first is not None and not fitted and first(index, A)) or self._choose(index, A)
+
+        with self.proof.following(choose):
             yield
 
     def _over_noise(self, form: Form) -> Floats:
@@ -124,16 +157,35 @@ class SecondOrder:
         node = self.proof.networks.nodes[index]
         if isinstance(node, Input):
             return self._multipliers(*A)
-        plain = isinstance(node, Softmax) and node.hidden is None
-        if isinstance(node, Softmax) and plain and self._near is not None and node.rows.shape[1] - 1 in CELLS:
-            return self._fit(index, node, node.outputs.of(A[0].astype(np.float64)), self._near)
+        if isinstance(node, Softmax) and self._fitted(index):
+            return self._fit(index, node, node.outputs.of(A[0].astype(np.float64)))
         if not isinstance(node, Product):
             return None
         for side, view in enumerate((node.x, node.y)):
             source = self.proof.networks.nodes[view.node]
             if isinstance(source, Softmax) and sorted(view.index.flat) == list(range(source.size)):
-                return {"split": side, "reference": self._reference(node, A[0], side)}
+                reference = self._reference(node, A[0], side)
+                rule: dict[str, Any] = {"split": side, "reference": reference}
+                if self._rows == "mixed" and self._fitted(view.node) and view.node not in self._mixed:
+                    part = self.known.forms.split(node, A[0], side, reference, mixed=True)[2]
+                    assert isinstance(part, Mixed)
+                    self._mixed[view.node] = part, view.index.at.ravel()[np.unique(reference)]
+                    rule["mixed"] = 1
+                return rule
         return {"split": 0}
+
+    def _fitted(self, index: int) -> bool:
+        """Whether the rows of a softmax are fitted: they are short, and bend."""
+        node = self.proof.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        if self._rows == "planes" or node.hidden is not None or node.rows.shape[1] - 1 not in CELLS:
+            return False
+        apart = self._apart(node)
+        return bool((-apart - apart.swapaxes(1, 2)).max() > _BENDING)
+
+    def _apart(self, node: Softmax) -> Floats:
+        """Lower bounds ``[R, K, K]`` on the differences of the logits of every row."""
+        return np.stack([self.known.logits(node, r).apart for r in range(len(node.rows.at))])
 
     def _reference(self, node: Product, row: Balls, side: int) -> Indices:
         """Of every softmax row the entry to which the others' values are nearest, weighted with the others' errors."""
@@ -152,21 +204,25 @@ class SecondOrder:
             found[members] = members[np.argmin(errors[members] @ apart)]
         return found
 
-    def _fit(self, index: int, node: Softmax, weights: Floats, near: Floats) -> Rule | None:
+    def _fit(self, index: int, node: Softmax, weights: Floats) -> Rule | None:
         """Quadratics below ``weights [R, K]`` on the rows of a softmax, as close as they can be at some noise."""
         import torch
 
+        near, (mixed, references) = self._near, self._mixed.get(index, (None, None))
+        assert near is not None
         R, K = node.rows.shape
-        apart = np.stack([self.known.logits(node, r).apart for r in range(R)])
+        apart = self._apart(node)
         width = -apart - apart.swapaxes(1, 2)
-        if not width.max() > _BENDING:
-            return None
         reference = np.log(np.maximum(width, 1e-12)).sum(1).argmin(1)  # whose differences have the smallest box
+        if references is not None:  # for values it is chosen already
+            reference = np.isin(node.outputs.at, references).argmax(1)
         row, last = np.arange(R)[:, None], reference[:, None]
         others = np.array([np.delete(np.arange(K), J) for J in reference])
         places = node.rows.at
         pairs = np.stack(np.broadcast_arrays(places[row, others], places[row, last]), -1).reshape(-1, 2)
+        before = self.known.forms.count
         d = self.known.forms.apart(index, Places(pairs, node.size))
+        self._left += range(before, self.known.forms.count)
         known = self._over_noise(d)[:, : len(near)]
         point = (d.centre.astype(np.float64) + known @ near[: known.shape[1]]).reshape(R, K - 1)
         low, high = apart[row, others, last], -apart[row, last, others]
@@ -174,7 +230,16 @@ class SecondOrder:
         between = apart[row[..., None], others[:, :, None], others[:, None]]
         between = between - middle[:, :, None] + middle[:, None]
         a = np.concatenate((weights[row, others], weights[row, last]), 1)
-        A, at, lower, upper, least, most, here = (
+        met = price = np.zeros((R, K - 1))
+        if mixed is not None:  # the values beside that of the reference
+            own = places[row, others]
+            V = self.known.forms.over_noise(mixed.values, mixed.basis).astype(np.float64)
+            V = V[own] - V[places[row, last]]
+            met = V[..., : len(near)] @ near[: V.shape[-1]]
+            about = V, mixed.centre[own].astype(np.float64), np.abs(V).sum(-1), self._errors[index][own]
+            price = np.maximum(MixedValues(*(torch.from_numpy(part) for part in about)).price().numpy(), _LEAST)
+            a[:, :-1] += met
+        A, at, lower, upper, least, most, here, priced = (
             torch.from_numpy(part)
             for part in (
                 a,
@@ -184,14 +249,34 @@ class SecondOrder:
                 between,
                 -between.swapaxes(1, 2),
                 np.clip(point, low, high) - middle,
+                np.pad(price, ((0, 0), (0, 1))),
             )
         )
-        found = fit_rows(A, at, lower, upper, (least, most), here)
+        found = fit_rows(A, at, lower, upper, (least, most), here, priced)
         value, slope, matrix = (part.numpy() for part in (found.value, found.slope, found.matrix))
         if not np.isfinite(value).all():
             return None
+        # Around where it is to be good: there, what is left of products of the logits costs least.
+        moved = here.numpy()
+        bent = (matrix @ moved[..., None])[..., 0]
+        value, slope = value + (moved * (slope + bent)).sum(1), slope + 2 * bent
         slack = 1e-9 * (1 + np.abs(value))
-        return {"fit": reference, "origin": middle, "slope": slope, "matrix": matrix, "value": value - slack}
+        rule = {"fit": reference, "origin": middle + moved, "slope": slope, "matrix": matrix, "value": value - slack}
+        if mixed is not None:
+            level, lines = (part.numpy()[:, :-1] for part in (found.level, found.lines))
+            rule |= {"price": price, "level": level + (lines @ moved[..., None])[..., 0], "lines": lines, "met": met}
+        return rule
+
+    def _least_at(self, noise: Floats) -> None:
+        """Where a quadratic is least: fits that come next are near it, and not far from where those before were.
+
+        Noise that only fits have is left out: it follows them around.
+        """
+        noise[self._left] = 0.0
+        if self._near is not None and self._rows != "planes":
+            before = np.pad(self._near, (0, max(0, len(noise) - len(self._near))))
+            noise = TOWARDS * noise + (1 - TOWARDS) * before[: len(noise)]
+        self._near = noise
 
     def _multipliers(self, linear: Balls, B: Squares) -> Rule:
         """Multipliers found in floating point, and the minimiser.
@@ -200,7 +285,7 @@ class SecondOrder:
         """
         import torch
 
-        from ..propagate.second_order.dual import Problem, Pursuit, bound
+        from ..propagate.second_order.dual import Problem, Pursuit, bound, minimiser
         from ..propagate.second_order.low_rank import LowRankQuadratic
         from ..propagate.second_order.quadratic import NEWTON_UP_TO, DenseQuadratic
 
@@ -209,23 +294,27 @@ class SecondOrder:
         if noise.norm == 1:  # what the run does, and tighter than any multipliers
             steepest = np.arange(len(l_)) == np.abs(l_[: noise.inputs]).argmax()
             steepest[noise.inputs :] = True
-            self._worst = np.where(steepest, -np.sign(l_), 0.0)
+            self._least_at(np.where(steepest, -np.sign(l_), 0.0))
             return {"corners": 1}
-        C, ball = B.C.astype(np.float64), torch.arange(len(l_)) < noise.inputs if noise.norm else None
+        # Noise that does not enter, with nothing to search there; by floats what enters may be nothing, too.
+        used = (l_ != 0) | ~is_zero(B.C if B.U is None else B.U).astype(bool).all(0)
+        C, ball = B.C.astype(np.float64), torch.from_numpy(np.flatnonzero(used) < noise.inputs) if noise.norm else None
         problem: Problem
-        U = np.eye(len(C)) if B.U is None else B.U.astype(np.float64)
-        matrix, given = U.T @ (C @ U), torch.from_numpy(l_)[None]
-        if B.U is None or (ball is None and len(l_) <= NEWTON_UP_TO):
+        U = (np.eye(len(C)) if B.U is None else B.U.astype(np.float64))[:, used]
+        matrix, given = U.T @ (C @ U), torch.from_numpy(l_[used])[None]
+        if B.U is None or (ball is None and len(matrix) <= NEWTON_UP_TO):
             problem = DenseQuadratic(given, torch.from_numpy(matrix)[None], ball)
         else:
             problem = LowRankQuadratic.of(given, torch.from_numpy(U)[None], torch.from_numpy(C)[None], ball)
         never = torch.full((1,), torch.inf, dtype=torch.float64)
-        d = bound(problem, Pursuit(_STEPS, never))[1][0].numpy()
-        used = (l_ != 0) | ~is_zero(B.C if B.U is None else B.U).astype(bool).all(0)  # by floats it may be nothing
+        d = bound(problem, Pursuit(_STEPS if self._rows == "planes" else _PATIENT, never))[1][0].numpy()
+        multipliers, point = np.zeros(len(l_)), np.zeros(len(l_))
         # A little more than floating point proves, so that balls prove it, too.
-        multipliers = np.where(used, d * (1 + _MORE) + _MORE * d.mean() + _ALWAYS, 0.0)
-        point = -np.linalg.solve(matrix + np.diag(np.where(used, multipliers, 1.0)), l_) / 2
-        self._worst = np.clip(point, -1, 1)
+        multipliers[used] = d * (1 + _MORE) + _MORE * d.sum() / max(1, len(d)) + _ALWAYS
+        point[used] = -np.linalg.solve(matrix + np.diag(multipliers[used]), l_[used]) / 2
+        near = np.zeros(len(l_))
+        near[used] = minimiser(problem, torch.from_numpy(multipliers[used])[None])[0].nan_to_num().numpy()
+        self._least_at(near)
         return {"multipliers": multipliers, "point": point}
 
 
@@ -256,9 +345,9 @@ class QuadraticRows:
         for row in coefficients:
             self.follow({"coefficients": row})
 
-    def follow(self, found: Mapping[str, Tensor], fitted: bool = False) -> None:
+    def follow(self, found: Mapping[str, Tensor], rows: str = "planes") -> None:
         """The claim on one row ``coefficients [K]``."""
-        with self.second_order.choosing(fitted):
+        with self.second_order.choosing(rows):
             self.proof.claim_score(-found["coefficients"].cpu().numpy())
 
 

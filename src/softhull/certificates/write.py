@@ -19,7 +19,7 @@ from ..checker.ranges import LARGEST_BRIER, ProvedRanges, proved_ranges
 from ..checker.session import exactly
 from ..errors import InvalidInput, SofthullError
 from .prover import Proof
-from .second_order import QuadraticRows, SecondOrder
+from .second_order import PASSES, QuadraticRows, SecondOrder
 from .tree import lead, prove_boxes
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-_FITS = 2  # of attention rows, each near the noise that was worst for the one before
-
+# What proves rivals with rectifiers that are bent.
+_BENT = ("second order, gradient", "second order, bent rectifiers")
 # What a row must gain on an end of a range to be worth its steps.
 ROW_GAIN = 1e-3
 
@@ -118,7 +118,7 @@ def _lead(
     cut = [k for k, how in (hows or {}).items() if how in ("cuts", "cuts of logits")]
     sharpened = run.sharpened if run is not None else {}
     stepped = [k for k in chosen if (hows or {}).get(k) == "gradient"]
-    bent = [k for k in chosen if (hows or {}).get(k) == "second order, gradient"]
+    bent = [k for k in chosen if (hows or {}).get(k) in _BENT]
     followed = None
     if (chosen or cut or sharpened) and perturbation is not None:
         followed, region = _followed(proof, network, perturbation)
@@ -141,7 +141,7 @@ def _lead(
             found = SecondOrder.claimed(proof, [logits]).sign(logits, label == 1)
         return _verdict(found)
     margins = lead(proof, logits, label, rivals)
-    plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in (None, "linear", "contracted")]
+    plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in (None, "linear", "contracted", "affine forms")]
     margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain], contracted)
     if followed is not None and stepped:
         _, apart = chosen[stepped[0]]  # the same for all
@@ -163,7 +163,7 @@ def _lead(
         for i in [i for i, k in enumerate(rivals) if k in bent and not margins[i] > 0]:
             assert followed is not None
             choose = partial(followed.choose, chosen[rivals[i]][0])
-            margins[i] = second_order.lead(logits, label, rivals[i], first=choose)
+            margins[i] = second_order.first(partial(second_order.lead, logits, label, rivals[i], first=choose))
             _quadratics(second_order, logits, label, rivals, margins, [i])
     return _verdict(*margins.tolist())
 
@@ -178,11 +178,8 @@ def _quadratics(
 ) -> None:
     """Claim what is left of some margins by second order, the smallest first; the array holds what was proved."""
     for place in sorted((i for i in among if not margins[i] > 0), key=margins.__getitem__):
-        for fitted in (False, *[True] * _FITS):
-            margins[place] = second_order.lead(logits, label, rivals[place], fitted)
-            if margins[place] > 0:
-                break
-        else:  # what is not proved of one rival need not be proved of others
+        margins[place] = second_order.first(partial(second_order.lead, logits, label, rivals[place]))
+        if not margins[place] > 0:  # what is not proved of one rival need not be proved of others
             return
 
 
@@ -253,7 +250,7 @@ def score_certificate(
         at = torch.from_numpy(record.worst_input)[None]
         logits = [network.logits(at.reshape(1, *network.input_shape)).flatten().numpy() for network in networks]
         quadratics = QuadraticRows.claimed(proof, np.argwhere(chosen[0]["pairs"].cpu().numpy()), logits)
-        attempts = [partial(quadratics.follow, fitted=fitted) for fitted in (False, *[True] * _FITS)]
+        attempts = [partial(quadratics.follow, rows=rows) for rows in PASSES]
     else:
         attempts = [_lagrangian_rows(proof, networks, perturbation).follow]
     bound = None

@@ -2,7 +2,8 @@
 
 Notation: logits x of one row, one of them the reference J; ``d_j = x_j - x_J`` for the m others, in the box that is
 proved of them; ``phi(d) = sum_k a_k p_k`` for weights a; ``q(d) = s.y + y'H y`` with symmetric H and ``y = d - o`` for
-some origin o.
+some origin o. Where there are lines ``l_j = level_j + slope_j . y`` beside the probabilities of the others, phi is less
+``sum_j price_j (p_j - l_j)^2``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 from flint import arb
 
-from .balls import ONE, ZERO, Balls, exact, magnitude, matrix, times
+from .balls import ONE, ZERO, Balls, around, exact, magnitude, matrix, times, zeros
 from .softmax_planes import Logits
 
 MOST_CELLS = 1 << 13  # of one row
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Beside the probabilities of the others, and the price of the squares of what they are off by.
+
+    ``price [m]``, ``level [m]``, ``slope [m, m]``.
+    """
+
+    price: Balls
+    level: Balls
+    slope: Balls
 
 
 @dataclass(frozen=True)
@@ -27,11 +40,12 @@ class RowQuadratic:
     origin: Balls
     slope: Balls
     H: Balls
+    lines: Lines | None = None
 
     @staticmethod
-    def of(a: Balls, reference: int, origin: Balls, slope: Balls, H: Balls) -> RowQuadratic:
+    def of(a: Balls, reference: int, origin: Balls, slope: Balls, H: Balls, lines: Lines | None = None) -> RowQuadratic:
         """For weights ``a [K]`` on all probabilities of a row."""
-        return RowQuadratic(np.delete(a, reference) - a[reference], a[reference], origin, slope, H)
+        return RowQuadratic(np.delete(a, reference) - a[reference], a[reference], origin, slope, H, lines)
 
     def least(self, centre: Balls, half: Balls) -> tuple[arb, arb]:
         """``f = phi - q`` at the centre of the cell ``|d - centre| <= half``, and a lower bound on it in the cell.
@@ -41,12 +55,21 @@ class RowQuadratic:
         its gradient ``p_i u_i``; a probability is largest where its own logit is largest and the others smallest. So
         ``f(c + v) >= f(c) + sum_i min (-|g_i| |v_i| + F_ii v_i^2 / 2) - sum_(i<j) |F_ij| h_i h_j``, and a parabola
         that opens upward with its vertex inside is least there, any other at the end.
+
+        With lines, ``t = p - l`` and ``G = dt/dd``, so that ``G_jk = p_j ([j = k] - p_k) - slope_jk``, the Hessian of
+        ``sum_j price_j t_j^2`` is ``2 G'diag(price) G`` and that of ``sum_j w_j p_j`` for ``w = 2 price t`` at that
+        point: it takes w off the weights. By the mean value theorem t is within ``|G| h`` of its value at the centre.
         """
-        here, gradient = self._at(centre)
-        value = here
-        p = _ranges(centre, half)
-        u = self.weights - (p * self.weights).sum()
-        F = -np.outer(p, p) * (u[:, None] + u[None]) - 2 * self.H
+        here, gradient, off = self._at(centre)
+        value, weights = here, self.weights
+        p, bent = _ranges(centre, half), -2 * self.H
+        if self.lines is not None:
+            price, G = self.lines.price, _slopes(p) - self.lines.slope
+            moved = (magnitude(G) * half).sum(1)
+            weights = weights - 2 * price * around(off, moved)
+            bent = bent - 2 * times(G.T * price, matrix(G))
+        u = weights - (p * weights).sum()
+        F = bent - np.outer(p, p) * (u[:, None] + u[None])
         np.fill_diagonal(F, np.diagonal(F) + p * u)
         for i, h in enumerate(half):
             steep, bend = abs(gradient[i]).upper(), F[i, i].lower()
@@ -58,15 +81,28 @@ class RowQuadratic:
         np.fill_diagonal(mixed, ZERO)
         return here, value - mixed.sum() / 2
 
-    def _at(self, d: Balls) -> tuple[arb, Balls]:
-        """f and its gradient at a point."""
+    def _at(self, d: Balls) -> tuple[arb, Balls, Balls]:
+        """f, its gradient, and what lines are off by, at a point."""
         e = np.array([v.exp() for v in d], dtype=object)
         p = e / (ONE + e.sum())
         mean = (p * self.weights).sum()
         y = d - self.origin
         along = times(self.H, matrix(y[:, None]))[:, 0]
         value = self.base + mean - (self.slope * y).sum() - (along * y).sum()
-        return value, p * (self.weights - mean) - self.slope - 2 * along
+        gradient = p * (self.weights - mean) - self.slope - 2 * along
+        if self.lines is None:
+            return value, gradient, zeros(len(d))
+        off = p - self.lines.level - times(self.lines.slope, matrix(y[:, None]))[:, 0]
+        cost = self.lines.price * off
+        steep = times(cost[None], matrix(_slopes(p) - self.lines.slope))[0]
+        return value - (cost * off).sum(), gradient - 2 * steep, off
+
+
+def _slopes(p: Balls) -> Balls:
+    """The derivatives ``[m, m]`` of probabilities by the differences."""
+    found = -np.outer(p, p)
+    np.fill_diagonal(found, np.diagonal(found) + p)
+    return found
 
 
 def _ranges(centre: Balls, half: Balls) -> Balls:

@@ -361,8 +361,8 @@ class _Check:
         self.spent += 8 * widest**2 * sum("bend" in rule for rule in rules)  # forms of all entries of a kink
         for pairs in (self._plain(rule["pairs"]) for rule in rules if "pairs" in rule):
             self.spent += 8 * widest * (widest + np.size(pairs))  # what pairs leave of a product
-        for reference in (self._plain(rule["fit"]) for rule in rules if "fit" in rule):
-            self.spent += 16 * MOST_CELLS * np.size(reference)
+        for rule in (rule for rule in rules if "fit" in rule):
+            self.spent += (32 if "price" in rule else 16) * MOST_CELLS * np.size(self._plain(rule["fit"]))
         self._spend(len(wanted) * max(len(self.known.cuts), widest))
         if not len(wanted):
             return

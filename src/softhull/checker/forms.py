@@ -14,6 +14,7 @@ noise, and the noise that is new behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -77,11 +78,25 @@ class Form:
 
 @dataclass(frozen=True)
 class Part:
-    """The quadratic ``(left z)'C (right z)`` of the numbers z of a basis, or of the noise (None)."""
+    """``(left z)'C (right z) + linear . z`` for the numbers z of a basis, or of the noise (None)."""
 
     left: Balls
     C: Balls
     right: Balls
+    basis: int | None
+    linear: Balls | None = None
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """``sum_i (p_i - centre_i) (values_i . z)`` over all entries p of a softmax, for the numbers z of a basis.
+
+    ``centre [size]`` adds up to 1 in every row; ``values [size, m]``.
+    """
+
+    node: int
+    centre: Balls
+    values: Balls
     basis: int | None
 
 
@@ -103,6 +118,13 @@ class Forms:
         self._ranges: dict[int, ProductRanges] = {}  # by product
         self._bent: dict[int, Form] = {}  # by kink
         self._apart: dict[tuple[int, int, int], Form] = {}  # by softmax and pair of places
+
+    def copy(self) -> Forms:
+        """The same forms, which do not see what is found of these later."""
+        found = copy(self)
+        found._known, found._ranges = dict(self._known), dict(self._ranges)
+        found._bases, found._bent, found._apart = list(self._bases), dict(self._bent), dict(self._apart)
+        return found
 
     def rows(self, view: View) -> Form:
         """The form of what stands at the places of a view, over all the numbers that there are of its basis."""
@@ -218,14 +240,18 @@ class Forms:
 
     # Products
 
-    def split(self, node: Product, row: Balls, side: int, reference: Any) -> tuple[dict[int, Balls], arb, Part]:
+    def split(
+        self, node: Product, row: Balls, side: int, reference: Any, mixed: bool = False
+    ) -> tuple[dict[int, Balls], arb, Part | Mixed]:
         """``<row, product>`` as coefficients on both factors, a constant and the quadratic that is left.
 
         Where entries of one factor (``side`` 0 or 1) are whole softmax rows, a reference among them (see
         ``Knowledge.references``) is one minus the others, so that only differences of the other factor are multiplied.
+        ``mixed``: where that factor is all rows of a softmax, each with a reference, the quadratic is left to them.
         """
         factors = self.together(self.rows(node.x), self.rows(node.y))
-        for r, *members in self.known.references((node.x, node.y)[side], reference):
+        groups = self.known.references((node.x, node.y)[side], reference)
+        for r, *members in groups:
             centre, slope = factors[side].centre.copy(), factors[side].slope.copy()
             centre[r], slope[r] = ONE - centre[members].sum(), -slope[members].sum(0)
             factors[side] = replace(factors[side], centre=centre, slope=slope)
@@ -235,11 +261,24 @@ class Forms:
         found: dict[int, Balls] = {}
         self.known.put(found, node.x.at(first), on_x[None])
         self.known.put(found, node.y.at(second), on_y[None])
-        return found, -(on_x * x.centre).sum(), Part(x.slope, C, y.slope, factors[0].basis)
+        shift = -(on_x * x.centre).sum()
+        if not mixed:
+            return found, shift, Part(x.slope, C, y.slope, factors[0].basis)
+        kept, used = ((node.x, first), (node.y, second))[side]
+        pull = times(C, matrix(y.slope)) if side == 0 else times(C.T, matrix(x.slope))
+        size = self.known.networks.nodes[kept.node].size
+        if sum(map(len, groups)) != size or sorted(kept.index.flat) != list(range(size)):
+            raise Refused("values that are not mixed by all rows of one softmax, once, with a reference each")
+        # Every entry stands at one place.
+        values, centre = kept.at(used).index.spread(pull.T).T, kept.index.spread(factors[side].centre[None])[0]
+        return found, shift, Mixed(kept.node, centre, values, factors[0].basis)
 
     def quadratic(self, on_input: Balls, parts: Sequence[Part]) -> tuple[arb, Balls, Squares]:
         """Constant, linear part ``[n]`` and squares over the noise of coefficients and products."""
         linear = padded((on_input * self.radius)[None], self.count)[0]
+        for part in parts:
+            if part.linear is not None:
+                linear = linear + self.over_noise(part.linear[None], part.basis)[0]
         return (on_input * self.centre).sum(), linear, self._squares(parts)
 
     def _squares(self, parts: Sequence[Part]) -> Squares:

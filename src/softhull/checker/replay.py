@@ -37,10 +37,10 @@ from .balls import (
     times,
     zeros,
 )
-from .cells import RowQuadratic, below
+from .cells import Lines, RowQuadratic, below
 from .certificate import Refused
 from .curves import least_above
-from .forms import LARGEST_FORM, Forms, Part, identity, pairs_within
+from .forms import LARGEST_FORM, Form, Forms, Mixed, Part, identity, pairs_within
 from .network import Curve, Input, Kink, Matrix, Networks, Node, Product, Softmax, Sum, View, inputs_of
 from .positions import Places
 from .quadratic import least, least_by_corners
@@ -158,26 +158,31 @@ class Cut:
 class Walk:
     """Where a walk stands: ``<C, tensor>`` is at least the sum of all of this, for every input of the region.
 
-    ``sum_i <pending[i], node i> + constant + sum of the quadratics``, one number per row of C. What a step takes off a
-    node comes back through ``step`` and nothing leaves: ``Knowledge.least`` is the only way to a number.
+    ``sum_i <pending[i], node i> + constant + sum of the quadratics, and of what is mixed``: one number per row of C.
+    What a step takes off a node comes back through ``step`` and nothing leaves: ``Knowledge.least`` is the only way to
+    a number.
     """
 
     pending: dict[int, Balls]
     constant: Balls
     quadratics: list[Part] = field(default_factory=list)
+    mixed: dict[int, Mixed] = field(default_factory=dict)  # by softmax
 
     @property
     def top(self) -> int:
         """The last node that coefficients stand on."""
         return max(self.pending)
 
-    def step(self, found: dict[int, Balls], shift: Balls, quadratic: Part | None = None) -> None:
+    def step(self, found: dict[int, Balls], shift: Balls, *quadratics: Part | Mixed) -> None:
         """Replaces a node: coefficients go to its inputs, the rest to the constant or to the quadratics."""
         for i, back in found.items():
             self.pending[i] = self.pending[i] + back if i in self.pending else back
         self.constant = self.constant + shift
-        if quadratic is not None:
-            self.quadratics.append(quadratic)
+        for part in quadratics:
+            if isinstance(part, Part):
+                self.quadratics.append(part)
+            elif self.mixed.setdefault(part.node, part) is not part:
+                raise Refused("a softmax that mixes the values of two products")
 
 
 class Knowledge:
@@ -469,7 +474,7 @@ class Knowledge:
             elif isinstance(node, Kink) and "bend" in rule:
                 walk.step(*self._bent(top, A, rule))
             elif isinstance(node, Softmax) and "fit" in rule:
-                walk.step(*self._fitted(top, A, rule))
+                walk.step(*self._fitted(top, A, rule, walk.mixed.pop(top, None)))
             else:
                 rules_of = {Kink: self._kink, Curve: self._curve, Softmax: self._softmax, Product: self._product}
                 pass_node = rules_of[type(node)]
@@ -480,11 +485,12 @@ class Knowledge:
         """The least value ``[S]`` of a walk wherever it stands; -inf where nothing is known of it.
 
         Theorem: the least value of a sum is at least the sum of the least values of its parts. Quadratics are bounded
-        together with the coefficients on the input: a walk that carries some has no value before it is there.
+        together with the coefficients on the input: a walk that carries some has no value before it is there, and none
+        at all while a softmax has not taken what it mixes.
         """
-        if not walk.quadratics:
+        if not walk.quadratics and not walk.mixed:
             return walk.constant + minimum_of(self, walk.pending)
-        if walk.top > 0:
+        if walk.top > 0 or walk.mixed:
             return np.full(len(walk.constant), arb.neg_inf(), dtype=object)
         return walk.constant + self._quadratic(walk.pending[0], walk.quadratics, rules)
 
@@ -652,21 +658,29 @@ class Knowledge:
         self.put(found, node.x, node.rows.spread(slope.reshape(S, -1)))
         return found, constant
 
-    def _split(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
+    def _split(self, node: Product, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part | Mixed]:
         """One row as a linear function of both factors and a quadratic of the noise, which is bounded in the end.
 
         Theorem: ``x y = x_c y + y_c x - x_c y_c + (x - x_c)(y - y_c)`` for any numbers x_c, y_c; see ``Forms.split``.
         """
         if len(A) != 1 or rule["split"] not in (0, 1):
             raise Refused("a split of several rows, or of neither factor")
-        found, shift, part = self.forms.split(node, A[0], rule["split"], rule.get("reference"))
+        found, shift, part = self.forms.split(node, A[0], rule["split"], rule.get("reference"), "mixed" in rule)
         return found, np.array([shift], dtype=object), part
 
-    def _fitted(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
+    def _fitted(
+        self, index: int, A: Balls, rule: Rule, mixed: Mixed | None
+    ) -> tuple[dict[int, Balls], Balls, *tuple[Part, ...]]:
         """Every row of a softmax by a quadratic of the differences d to one of its logits, proved in ``cells``.
 
-        Theorem: with ``y = d - o`` and ``d = c + S e``, ``k = c - o``, from ``a.p >= v + s.y + y'H y`` follows exactly
-        ``a.p >= v - k'H k + (s + 2 H k).y + (S e)'H (S e)``: linear in the logits, and a quadratic of the noise.
+        Theorem: with ``y = d - o``, ``d = c + S e`` and ``k = c - o``, from ``a.p >= v + s.y + y'H y`` follows exactly
+        ``a.p >= v + s.y + k'H k + 2 k'H S e + (S e)'H (S e)``: linear in the logits, and a quadratic of the noise.
+
+        Where values ``W = V e`` are mixed, ``sum_k (p_k - c_k) W_k``, that of the reference is taken off the others, as
+        ``sum_k (p_k - c_k) = 0``. For any number m, ``U = W - m``, line l and price t > 0, with ``r = 1 / (4 t)``,
+        ``p U >= l U - r U^2 - t (p - l)^2``, as ``((p - l) sqrt(t) + U sqrt(r))^2 >= 0``. So
+        ``a p + (p - c) W >= [(a + m) p - t (p - l)^2] + (l - r U) U - c W``: the bracket is what is fitted, and the
+        rest a quadratic of the noise, as ``l = level + n.y = (level + n.k) + n.S e``.
         """
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
@@ -674,31 +688,51 @@ class Knowledge:
         reference = np.asarray(rule["fit"])
         if len(A) != 1 or K == 1 or node.hidden is not None:
             raise Refused("a quadratic for several rows of coefficients, for rows of one or behind a mask")
+        if ("price" in rule) != (mixed is not None):
+            raise Refused("lines of probabilities that mix no values, or values without lines")
         if reference.shape != (R,) or reference.dtype.kind != "i" or reference.min() < 0 or reference.max() >= K:
             raise Refused("references that are no logits of their rows")
         origin, slope = (exact(_array(rule, name, R, K - 1)) for name in ("origin", "slope"))
         bent = exact(_array(rule, "matrix", R, K - 1, K - 1))
         value, rows = exact(_array(rule, "value", R)), node.outputs.of(A[0])
         H = (bent + bent.swapaxes(1, 2)) / 2
-        places = [np.delete(row, J) for row, J in zip(node.rows.at, reference)]
-        pairs = [(i, row[J]) for own, row, J in zip(places, node.rows.at, reference) for i in own]
+        others = np.array([np.delete(np.arange(K), J) for J in reference])
+        places, last = np.take_along_axis(node.rows.at, others, 1), node.rows.at[np.arange(R), reference]
+        pairs = [(i, J) for row, J in zip(places, last) for i in row]
         d = self.forms.apart(index, Places(pairs, node.size))
+        if mixed is not None:
+            price = exact(_array(rule, "price", R, K - 1, low=np.nextafter(0, 1)))
+            level, met = (exact(_array(rule, name, R, K - 1)) for name in ("level", "met"))
+            beside = exact(_array(rule, "lines", R, K - 1, K - 1))
+            d, values = self.forms.together(d, Form(mixed.centre, mixed.values, mixed.basis))
         total, on_logits = zeros(R * (K - 1), R * (K - 1)), zeros(1, node.size)
-        constant = value.sum()
+        constant, along, parts = value.sum(), zeros(R * (K - 1)), list[Part]()
         for r, J in enumerate(reference.tolist()):
             here = slice(r * (K - 1), (r + 1) * (K - 1))
-            if not below(RowQuadratic.of(rows[r], J, origin[r], slope[r], H[r]), self.logits(node, r), J, value[r]):
-                raise Refused(f"the quadratic of row {r} is not proved to lie below it")
-            total[here, here] = H[r]
             k = d.centre[here] - origin[r]
-            along = times(H[r], matrix(k[:, None]))[:, 0]
-            pull = slope[r] + 2 * along
-            constant -= (along * k).sum() + (pull * origin[r]).sum()
-            on_logits[0, places[r]] += pull
-            on_logits[0, node.rows.at[r, J]] -= pull.sum()
+            total[here, here], along[here] = H[r], times(H[r], matrix(k[:, None]))[:, 0]
+            constant += (along[here] * k).sum()
+            lines = None
+            if mixed is not None:
+                m, lines = met[r], Lines(price[r], level[r], beside[r])
+                rows[r, others[r]] += m
+                V, rate = values.slope[places[r]] - values.slope[last[r]], ONE / (4 * lines.price)
+                at = lines.level + times(lines.slope, matrix(k[:, None]))[:, 0]
+                T = times(lines.slope, matrix(d.slope[here]))
+                constant -= (m * (at + rate * m)).sum()
+                at_values = at + 2 * rate * m - values.centre[places[r]]
+                linear = (times(at_values[None], matrix(V)) - times(m[None], matrix(T)))[0]
+                parts.append(Part(T - rate[:, None] * V, identity(K - 1), V, d.basis, linear))
+            f = RowQuadratic.of(rows[r], J, origin[r], slope[r], H[r], lines)
+            if not below(f, self.logits(node, r), J, value[r]):
+                raise Refused(f"the quadratic of row {r} is not proved to lie below it")
+            constant -= (slope[r] * origin[r]).sum()
+            on_logits[0, places[r]] += slope[r]
+            on_logits[0, last[r]] -= slope[r].sum()
         found: dict[int, Balls] = {}
         self.put(found, node.x, on_logits)
-        return found, np.array([constant], dtype=object), Part(d.slope, total, d.slope, d.basis)
+        parts.append(Part(d.slope, total, d.slope, d.basis, times(2 * along[None], matrix(d.slope))[0]))
+        return found, np.array([constant], dtype=object), *parts
 
     def _quadratic(self, on_input: Balls, parts: list[Part], rules: Rules) -> Balls:
         """The least value of one row of coefficients on the input together with the quadratics met on the way.

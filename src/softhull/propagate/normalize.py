@@ -48,10 +48,10 @@ def _(operator: InverseDeviation, bounds: LinearBounds, index: int, consumer: El
 
 def _mean_square(operator: InverseDeviation, bounds: LinearBounds, index: int) -> Interval:
     """The range ``[B, *shape]`` of the mean square over the box, met with walks on its tangent and on its chords."""
-    return bounds.knowledge.find("mean square", index, lambda: _walked(operator, bounds, index))
+    return bounds.knowledge.find("mean square", index, lambda: walked_mean_square(operator, bounds, index))
 
 
-def _walked(operator: InverseDeviation, bounds: LinearBounds, index: int) -> Interval:
+def walked_mean_square(operator: InverseDeviation, bounds: LinearBounds, index: int) -> Interval:
     """The range of the mean square by one walk for every row and side, met with that over the box."""
     node = bounds.graph.nodes[index]
     before = node.inputs[0]

@@ -62,6 +62,13 @@ class Shadow:
             self.moving,
         )
 
+    def reordered(self, order: Tensor) -> Shadow:
+        """The functions of a node whose entries are these in the order given."""
+        below, low, above, high, size = (
+            t[:, order] for t in (self.below, self.below_offset, self.above, self.above_offset, self.size)
+        )
+        return Shadow(below, low, above, high, size, self.moving)
+
 
 def shadow(bounds: LinearBounds, index: int) -> Shadow | None:
     """A node as functions of the input; None where they would take too much memory."""
@@ -81,10 +88,10 @@ def few(bounds: LinearBounds, index: int) -> bool:
 
 def _bytes(bounds: LinearBounds, index: int) -> int:
     """The memory that both functions of every entry take for one instance."""
-    return 16 * math.prod(bounds.graph.shape_of(index)) * max(1, len(_moving(bounds)))
+    return 16 * math.prod(bounds.graph.shape_of(index)) * max(1, len(moving_inputs(bounds)))
 
 
-def _moving(bounds: LinearBounds) -> Tensor:
+def moving_inputs(bounds: LinearBounds) -> Tensor:
     """The inputs that move in some instance; those that the graph does not read have no part in any function."""
     moves = (bounds.region.upper > bounds.region.lower).flatten(1).any(0)
     return (moves & bounds.structure.read.to(moves.device)).nonzero()[:, 0]
@@ -93,7 +100,7 @@ def _moving(bounds: LinearBounds) -> Tensor:
 def _found(bounds: LinearBounds, index: int) -> Shadow | None:
     """The functions by a walk for every entry; None where they do not fit."""
     region, shape = bounds.region, bounds.graph.shape_of(index)
-    moving = _moving(bounds)
+    moving = moving_inputs(bounds)
     entries = math.prod(shape)
     if index < 0 or not (few(bounds, index) or bounds.size * _bytes(bounds, index) <= _TENSORS * bounds.memory):
         return None
@@ -162,7 +169,7 @@ def least_combined(bounds: LinearBounds, index: int, lines: Tensor, C: Tensor) -
 
 def together(bounds: LinearBounds, rows: int) -> int:
     """How many combinations of so many rows to work on at once."""
-    return max(1, 4 * bounds.memory // (8 * bounds.size * rows * max(1, len(_moving(bounds)))))
+    return max(1, 4 * bounds.memory // (8 * bounds.size * rows * max(1, len(moving_inputs(bounds)))))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ def decide(onnx: Path, vnnlib: Path, timeout: float, method: str | None, seed: i
     from ..verify.robustness import verify_specification
 
     began = time.monotonic()
-    network, specification = _load(onnx), load_vnnlib(vnnlib)
+    network, specification = _known(onnx), load_vnnlib(vnnlib)
     prepared = time.monotonic()
     chosen: dict[str, Any] = {} if method is None else {"method": method}
     left = max(0.0, timeout - (prepared - began))
@@ -198,6 +198,20 @@ def _found(folder: Path, name: str) -> Path:
     path = folder / name
     packed = path.with_name(path.name + ".gz")
     return packed if not path.exists() and packed.exists() else path
+
+
+def _known(path: Path) -> Network:
+    """The network of a file, read once as long as the file is the same: a table names it for every property."""
+    try:
+        written = path.stat()
+    except OSError:
+        return _load(path)
+    return _last_loaded(path.absolute(), written.st_mtime_ns, written.st_size)
+
+
+@lru_cache(maxsize=1)
+def _last_loaded(path: Path, *written: int) -> Network:
+    return _load(path)
 
 
 def _load(path: Path) -> Network:

@@ -16,7 +16,9 @@ from ..branch.loop import Bounds, Search
 from ..branch.product_leaves import ProductLeaves
 from ..branch.walk_leaves import Rows, WalkLeaves
 from ..errors import InvalidInput
-from ..graph.operator import Interval
+from ..graph.operator import Bilinear, Elementwise, Interval
+from ..graph.ops.softmax import Softmax
+from ..propagate.account import account
 from ..propagate.crown import LinearBounds
 from ..propagate.methods import Branch
 from ..propagate.structure import positions
@@ -30,7 +32,7 @@ from .margins import Margins
 from .problem import Solution
 from .programs import Members, Programs, taken
 from .score_claims import ScoreClaims
-from .walks import instances_together, linear_walks, networks_of, second_order
+from .walks import Walks, instances_together, linear_walks, networks_of, second_order
 
 # What excludes a row that cells inside the network prove, by linear walks or by second order.
 CUT, CUT_LOGITS = "cuts", "cuts of logits"
@@ -66,9 +68,13 @@ def _(method: Branch, work: Work) -> Iterator[Any]:
     yield walks
     work.attack_open()
 
+    done = networks.products and cutting.by_attention(walks)  # second order is then worth more than the first cells
+    if done:
+        yield from second_order(work, walks, method.second_order)
+
     def products() -> None:
         """Second order, with fitted rows: they gain more than many cells."""
-        if networks.products:
+        if networks.products and not done:
             for stage in second_order(work, walks, method.second_order):
                 work.claims.improve(stage, work.found)
 
@@ -112,6 +118,14 @@ class _Cutting:
             self.found.spent.charge(search.spent())
         if search.interrupted:
             raise KeyboardInterrupt
+
+    def by_attention(self, walks: Walks) -> bool:
+        """Whether attention loses more of the worst open rows than entries that can be cut."""
+        row, instance = self.margins.worst_rows(self.found)
+        bounds = walks.bounds[0]
+        rows = self.margins.rows[row, instance].reshape(-1, *bounds.graph.output_shape)
+        found = account(bounds, rows, walks.places(instance))
+        return bool((found.lost((Bilinear, Softmax)) > found.lost((Elementwise,))).all())
 
     def inside(self, bounds: LinearBounds, elsewhere: Callable[[], None]) -> Tensor:
         """Cuts inside the network, for every open group by the row that was best at first.

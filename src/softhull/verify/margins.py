@@ -13,7 +13,7 @@ from ..attack.pgd import minimize_margin
 from ..errors import InvalidInput, unknown
 from ..propagate.structure import pieces, positions
 from .problem import Effort, Problem, Solution
-from .walks import ASCENDED, GRADIENT, Walks
+from .walks import ASCENDED, BENT, GRADIENT, Walks
 
 # Attacked at once.
 _TOGETHER = 4096
@@ -134,7 +134,7 @@ class Margins:
             for k in (better > 0).nonzero()[:, 0].tolist():
                 proved = int(row[k]), int(instance[k])
                 found.proved_by[proved] = way
-                if stage.kept is not None and way in (GRADIENT, ASCENDED):
+                if stage.kept is not None and way in (GRADIENT, ASCENDED, BENT):
                     found.chosen[proved] = stage.kept.of(k, int(places[k]))
             known = found.bounds[row, instance]
             found.bounds[row, instance] = torch.maximum(known, torch.where(better.isnan(), -math.inf, better))

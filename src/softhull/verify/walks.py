@@ -31,10 +31,12 @@ from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_dif
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.rectified import bent_lower, rectified
+from ..propagate.second_order.rules import NoAffineForms
 from ..propagate.second_order.sharpen import sharpened
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic, sum_below
 from ..propagate.second_order.sums import sum_of
 from ..propagate.structure import pieces, positions
+from ..propagate.zonotopes import dear_walks, known_by_forms, worth_forms
 from .engine import Work, stages
 from .ensemble import Ensemble, Joined, Layered, join
 from .programs import Members, taken
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
 ASCENDED, BENT = "second order, gradient", "second order, bent rectifiers"
 FUNCTIONS = "functions between activations"
+FORMS = "affine forms"
 # What activations lose is looked at alone where it is this share of all.
 MOSTLY = 0.5
 # A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
@@ -56,6 +59,8 @@ SETTLED = 1e-3
 STEPS = 4
 # Gradient steps on all that is free in one quadratic, and how far they go.
 ASCENTS, RATE = 30, 0.1
+# Forms come close where they miss a proof by this share of the margin.
+CLOSE = 0.5
 # A class whose probability stays below this share of that of another rival does not move a score.
 NEGLIGIBLE = 1e-3
 
@@ -63,6 +68,10 @@ NEGLIGIBLE = 1e-3
 @stages.register(Linear)
 @stages.register(Paper)
 def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
+    if isinstance(method, Linear):
+        yield from by_forms(work, method)
+        if not len(work.instances):
+            return
     walks = linear_walks(work, method)
     yield walks
     if method.contract:
@@ -92,6 +101,9 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
         return
     # Fitted rows gain a few percent of a score at ten times the cost: only for those who ask for them.
     second = method.second_order if work.claims.ends else replace(method.second_order, row_fit=False)
+    yield from by_forms(work, second.linear)
+    if not len(work.instances):
+        return
     walks = linear_walks(work, second.linear)
     yield walks
     work.attack_open()
@@ -151,6 +163,43 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
         line = f"linear bounds only: {float(gap[k]):.2g} is missing, and what other methods improve costs"
         work.note([int(instance[k])], f"{line} {float(by_products[k]):.2g} ({name} costs {most:.2g})")
     return curved, moving
+
+
+def by_forms(work: Work, method: Linear) -> Iterator[Walks]:
+    """Walks on the output alone, with all else by affine forms, instance by instance, where that is much less work.
+
+    What they prove is not looked at again. Where other walks take minutes they are left out, unless forms come close,
+    which then are met with walks for their widest entries. There is no certificate of what forms prove.
+    """
+    graphs, effort = networks_of(work).graphs, work.effort
+    if effort.proofs or not work.claims.ends or len(graphs) != 1:
+        return
+    (each,), claims = graphs, cast("Margins", work.claims)  # only they have ends
+    left_out = []
+    for one in pieces(work.instances, 1):
+        output = each.graph(work.found.worst[one]).flatten(1)
+        margin = float(((claims.rows[:, one] * output).sum(-1) - claims.offsets[:, one]).amin())
+        for walked in (False, True):
+            region = work.problem.region.take(one)
+            bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline)
+            if not worth_forms(bounds):
+                return
+            try:
+                known_by_forms(bounds, walked)
+            except (NoAffineForms, torch.linalg.LinAlgError):
+                break
+            yield Walks(graphs, one, (bounds,), (FORMS,))
+            dear, least = dear_walks(bounds), float(claims.least(work.found)[one])
+            if dear and not walked:
+                left_out.append(one)
+            if not dear or least > 0 or not least > -CLOSE * margin:
+                break
+    left = torch.cat([*left_out, work.instances[:0]])
+    work.instances = work.open()
+    if len(left):
+        work.note(left[torch.isin(left, work.instances)].tolist(), "affine forms only: other walks would take minutes")
+        work.attack_open()
+        work.instances = work.instances[~torch.isin(work.instances, left)]
 
 
 def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
@@ -454,13 +503,13 @@ class Quadratics(Walks):
         assert places is not None
         flat = rows[0].reshape(-1, *self.bounds[number].graph.output_shape)
         goal = flat.new_full((len(flat),), math.inf) if target is None else target[0]
-        if way == BENT:
-            return bent_lower(found[0], flat, goal)[None]
-        if way == ASCENDED:
+        if way in (BENT, ASCENDED):
             kept = None
             if self.kept is not None:
                 kept = self.kept.rows
                 kept.clear()
+            if way == BENT:
+                return bent_lower(found[0], flat, goal, kept)[None]
             return ascended_lower(found[0], flat, places, ASCENTS, RATE, goal, kept)[None]
         if len(found) == 1:
             return found[0].lower(flat, places, self.steps, goal, way == FITTED)[None]
@@ -488,8 +537,8 @@ class Quadratics(Walks):
         return None if better is None else replace(self, second=((better,),))
 
     def bent(self, work: Work) -> Iterator[Quadratics]:
-        """The same, instance by instance, with rectifiers bent together. There is no certificate of that."""
-        if work.effort.proofs or len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
+        """The same, instance by instance, with rectifiers bent together."""
+        if len(self.second) != 1 or len(self.second[0]) != 1 or self.second[0][0] is None:
             return
         bounds = self.second[0][0].bounds
         for one in pieces(self.instances[torch.isin(self.instances, work.open())], 1):
@@ -499,7 +548,7 @@ class Quadratics(Walks):
                 continue
             if alone is not None:
                 seen = replace(self, instances=one, bounds=(alone.bounds,), second=((alone,),), pairs=None)
-                yield replace(seen, ways=(BENT,))
+                yield replace(seen, ways=(BENT,), kept=Kept() if work.effort.proofs else None)
 
     def ascended(self, work: Work) -> Quadratics | None:
         """The same by gradient steps on all that is free in the quadratics of what is still open; None: nothing."""

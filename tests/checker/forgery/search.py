@@ -154,7 +154,7 @@ def kinds(step: Any) -> Iterator[str]:
         yield "cuts"
     rules = step.get("rules")
     for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
-        for key in ("fit", "slope", "planes", "pairs", "functions", "split", "multipliers", "below"):
+        for key in ("price", "fit", "slope", "planes", "pairs", "functions", "split", "multipliers", "below"):
             if key in rule:
                 yield f"rule {key}"
                 break

@@ -92,8 +92,8 @@ def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = Fa
             second_order.lead(view, label, rival)
         if any(isinstance(node, Kink) for node in proof.networks.nodes):
             second_order.lead(view, label, rivals[0], first=partial(bent, proof))
-        if fitted:
-            second_order.lead(view, label, rivals[-1], fitted)
+        for rows in ("fitted", "mixed") if fitted else ():
+            second_order.lead(view, label, rivals[-1], rows)
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
 
 
@@ -543,7 +543,7 @@ class Writer:
         if isinstance(node, Softmax):
             R, K = node.rows.shape
             if split and K > 1 and self.rng.random() < 0.4:
-                return self._fit(R, K)
+                return self._fit(R, K) | (self._lines(R, K) if self.rng.random() < 0.5 else {})
             rule: Step = {"planes": self._step_of(draft, number, "planes", index)}
             rule["multiplier"] = self._pick([np.zeros((1, R)), self.rng.standard_normal((1, R))])
             for side in ("below", "above"):
@@ -553,7 +553,9 @@ class Writer:
         assert isinstance(node, Product)
         if split:
             factor = int(self.rng.integers(2))
-            return {"split": factor, **self._reference(node, factor)}
+            return {"split": factor, **self._reference(node, factor)} | (
+                {"mixed": 1} if self.rng.random() < 0.5 else {}
+            )
         keep = int(self.rng.integers(2))
         useful = bool(self._steps_of(draft, "functions", (node.y, node.x)[keep].node))
         if self.rng.random() < (0.3 if useful else 0.9):
@@ -577,6 +579,15 @@ class Writer:
         value = self.rng.uniform(-1.5, 1, R) if self.rng.random() < 0.7 else np.full(R, -5.0)
         origin = self._pick([0.0, 1.0]) * self.rng.normal(size=(R, K - 1))
         return {"fit": self.rng.integers(0, K, R), "origin": origin, "slope": slope, "matrix": bent, "value": value}
+
+    def _lines(self, R: int, K: int) -> Step:
+        """Lines beside probabilities that mix values."""
+        price, met = (
+            10.0 ** self.rng.uniform(-2, 2, (R, K - 1)),
+            self._pick([0.0, 1.0]) * self.rng.normal(size=(R, K - 1)),
+        )
+        lines = self._pick([0.0, 0.2]) * self.rng.normal(size=(R, K - 1, K - 1))
+        return {"price": price, "level": self.rng.uniform(0, 1, (R, K - 1)), "lines": lines, "met": met}
 
     def _reference(self, node: Product, side: int) -> Step:
         view = (node.x, node.y)[side]

@@ -15,7 +15,7 @@ import softhull
 from softhull.errors import InvalidInput
 from softhull.propagate.second_order.affine_form import Basis
 from softhull.propagate.second_order.blocks import BlockQuadratic
-from softhull.propagate.second_order.dual import Pursuit, bound, cost, maximise
+from softhull.propagate.second_order.dual import Pursuit, bound, cost, maximise, minimiser
 from softhull.propagate.second_order.low_rank import LowRankQuadratic
 from softhull.propagate.second_order.noise_parts import Dense, noise_parts
 from softhull.propagate.second_order.quadratic import DenseQuadratic, quadratic_lower_bound
@@ -127,6 +127,29 @@ def test_multipliers_that_leave_a_matrix_singular_are_infeasible_and_spare_the_o
         found = problem.solve(d)
         assert found.feasible.tolist() == [False, True]
         torch.testing.assert_close(found.x[1], torch.linalg.solve(eye + B[1], linear[1]) / 2)
+
+
+def test_multipliers_next_to_singular_matrices_are_raised_a_little(monkeypatch):
+    """The best ones of ``-|eps|^2`` cannot be certified; hardly larger ones can."""
+    problem = DenseQuadratic(torch.zeros(2, 3, dtype=torch.float64), -torch.eye(3, dtype=torch.float64).repeat(2, 1, 1))
+    best = torch.ones(2, 3, dtype=torch.float64)
+    best[0] *= 1 + 1e-3
+    monkeypatch.setattr(DenseQuadratic, "improved", lambda self, d, *_: best[-len(d) :])
+    value, d = maximise(problem, Pursuit(9, torch.full((2,), 1e9, dtype=torch.float64), hopeless=True))
+    assert bool((value >= -3.004).all())
+    assert bool((value <= -3).all())
+    assert bool((d > 1).all())
+
+
+def test_minimisers_are_noise_where_matrices_are_next_to_singular():
+    linear = torch.tensor([[1e-3, -2e-3], [1.0, -1.0]], dtype=torch.float64)
+    problem = DenseQuadratic(linear, -torch.eye(2, dtype=torch.float64).repeat(2, 1, 1))
+    found = minimiser(problem, torch.tensor([[1 + 1e-9] * 2, [3.0, 2.0]], dtype=torch.float64))
+    torch.testing.assert_close(found[1], torch.tensor([-0.25, 0.5], dtype=torch.float64))
+    assert bool((found[0] * linear[0] < 0).all())
+    assert bool((found[0].abs() <= 1).all())
+    torch.testing.assert_close(found[0, 1], -2 * found[0, 0])  # not each cut off for itself
+    assert bool(minimiser(problem, torch.full((2, 2), 0.5, dtype=torch.float64)).isnan().all())
 
 
 def test_degenerate_matrices():

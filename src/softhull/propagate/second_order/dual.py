@@ -25,6 +25,9 @@ _FIRST_SHARE = 0.15
 # It fades over the steps there are, to this share of its first weight, and not faster than at this rate.
 _FADED, _FADING = 1e-5, 0.4
 _BARRIER = 0.1  # the weight of the barrier at first; a tenth of it where good multipliers are known
+# By these shares multipliers are raised, one after the other, where the best ones leave M too near to singular.
+_RAISED = (0.0, 1e-6, 1e-4, 1e-2)
+_INWARD, _OUTSIDE = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5), 1.2  # the same for their minimiser, while it is outside
 NEXT_TO = 1e-3  # the share of the value at a corner that is not worth further steps
 
 
@@ -179,9 +182,13 @@ def maximise(problem: Problem, pursuit: Pursuit) -> tuple[Tensor, Tensor]:
             tried = part.improved(d[active], value[active], left[active], enough)
         else:
             tried = _ascend(part, d[active], value[active], left[active], enough, 0.1 * _BARRIER)
-        found = problem.take(active).certified(tried)
-        better = found > value[active]
-        value[active[better]], d[active[better]] = found[better], tried[better]
+        for more in _RAISED:
+            found = problem.take(active).certified((1 + more) * tried)
+            better = found > value[active]
+            value[active[better]], d[active[better]] = found[better], (1 + more) * tried[better]
+            active, tried = active[~better], tried[~better]
+            if not len(active):
+                break
     return value, d
 
 
@@ -215,6 +222,22 @@ def _ascend(problem: Problem, start: Tensor, value: Tensor, steps: Tensor, targe
         if not len(active):
             break
     return best
+
+
+def minimiser(problem: Problem, d: Tensor) -> Tensor:
+    """Noise ``[P, n]`` where the quadratics are least with multipliers ``d [P, n]``; NaN where these are none.
+
+    Where M is all but singular that is far from any noise. Multipliers are raised until it no longer is.
+    """
+    found = torch.full_like(d, torch.nan)
+    for more in _INWARD:
+        left = (~(found.abs().amax(-1) <= _OUTSIDE)).nonzero()[:, 0]
+        if not len(left):
+            break
+        solved = problem.take(left).solve((1 + more) * d[left])
+        usable = (solved.feasible & solved.x.isfinite().all(-1))[:, None]
+        found[left] = torch.where(usable, -solved.x, found[left])
+    return found.clamp(-1, 1)
 
 
 def fixed_point(problem: Problem, d: Tensor, solved: Solved, times: int = 2) -> Tensor:

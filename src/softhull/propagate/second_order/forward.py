@@ -44,7 +44,7 @@ class Factors:
 
     Where the rows of one of them are probabilities, ``kept`` is that side (0 or 1), ``axis`` the axis along which they
     sum to one, ``error`` the radius of the fresh noise of each, in the shape of the factor, and ``metric [B, r', r']``
-    a scalar product of slopes over the first r' of the basis. ``sizes`` are those of the forms, once all are there.
+    a scalar product of slopes over the first r' of the basis. ``spreads`` are those of the forms, once all are there.
     """
 
     x: AffineForm
@@ -54,17 +54,17 @@ class Factors:
     axis: int = -1
     error: Tensor | None = None
     metric: Tensor | None = None
-    sizes: tuple[Tensor, ...] = ()
+    spreads: tuple[Tensor, ...] = ()
 
     def take(self, instances: Tensor) -> Factors:
         """The factors of some of the instances."""
         error, metric = (None if t is None else t[instances] for t in (self.error, self.metric))
-        x, y, sizes = self.x.take(instances), self.y.take(instances), tuple(t[instances] for t in self.sizes)
-        return replace(self, x=x, y=y, error=error, metric=metric, sizes=sizes)
+        x, y, spreads = self.x.take(instances), self.y.take(instances), tuple(t[instances] for t in self.spreads)
+        return replace(self, x=x, y=y, error=error, metric=metric, spreads=spreads)
 
     def measured(self, basis: Basis) -> Factors:
-        """The same with its sizes known."""
-        return replace(self, sizes=(self.x.size(basis), self.y.size(basis)))
+        """The same with its spreads known."""
+        return replace(self, spreads=(self.x.spread(basis), self.y.spread(basis)))
 
 
 class Forms:

@@ -18,6 +18,7 @@ from ...graph.operator import Bilinear
 from ...graph.ops.relu import Relu
 from ...graph.rounding import share, ulps
 from ..free import Free
+from ..optimize import Chosen as Walked
 from ..structure import pieces, positions
 from .affine_form import AffineForm, Basis, Noise
 from .bends import Chosen, Rectifiers, best_bends, best_bends_over_pairs
@@ -103,14 +104,23 @@ def _form(second: SecondOrderBounds, before: int, entries: Tensor, start: int, t
     return AffineForm(centre.reshape(1, *shape), slope.reshape(1, total, *shape), error.reshape(1, *shape))
 
 
-def bent_lower(second: SecondOrderBounds, rows: Tensor, target: Tensor) -> Tensor:
-    """Lower bounds ``[P]`` on ``<rows [P, *shape], output>`` of one instance with forms of its rectifiers' inputs."""
-    found = [_bent(second, row[None], float(goal)) for row, goal in zip(rows, target)]
+def bent_lower(second: SecondOrderBounds, rows: Tensor, target: Tensor, kept: list[Walked] | None = None) -> Tensor:
+    """Lower bounds ``[P]`` on ``<rows [P, *shape], output>`` of one instance with forms of its rectifiers' inputs.
+
+    ``kept`` is told what was chosen for every row.
+    """
+    found = []
+    for row, goal in zip(rows, target):
+        low, free = _bent(second, row[None], float(goal))
+        found.append(low)
+        if kept is not None:
+            kept.append(Walked(row[None, None]))
+            kept[-1].see(free, torch.ones_like(low, dtype=torch.bool)[None], positions(low), 1)
     return torch.cat(found) if found else rows.new_zeros(0)
 
 
-def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> Tensor:
-    """The bound ``[1]`` on one row ``[1, *shape]``: without bends, then with the best ones."""
+def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> tuple[Tensor, Free]:
+    """The bound ``[1]`` on one row ``[1, *shape]``, without bends, then with the best ones; and what was chosen."""
     noise, free = second.forms.noise, Free()
     instance = torch.zeros(1, dtype=torch.long, device=row.device)
     second.bounds.check_time()
@@ -118,10 +128,10 @@ def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> Tensor:
     goal = row.new_full((1,), target)
     best = bound_quadratic(before.detached(), noise, 12, goal)
     if bool(best > goal):
-        return best
+        return best, free
     chosen = _choice(before, noise, target)
     if chosen is None:
-        return best
+        return best, free
     choice, d, weights = chosen
     start = 0
     for index, bent in before.bents.items():
@@ -137,7 +147,7 @@ def _bent(second: SecondOrderBounds, row: Tensor, target: float) -> Tensor:
         best = torch.maximum(best, low)
         if bool(best > goal) or noise.norm == 1:
             break
-    return best
+    return best, free
 
 
 def _multipliers(found: Quadratic, noise: Noise) -> Tensor | None:

@@ -30,7 +30,7 @@ from ..walk import Claim, Step
 from .affine_form import Basis, Noise, centre_and_radius
 from .bent import Bent
 from .blocks import BlockQuadratic
-from .dual import Problem, Pursuit, bound, maximise, vertex_minimiser
+from .dual import Problem, Pursuit, bound, maximise, minimiser, vertex_minimiser
 from .fitted_rows import FittedRows, KnownFits, MixedValues
 from .forward import Factors, Forms
 from .kinks import Kinks
@@ -44,7 +44,7 @@ _LARGE = 2000  # noise numbers; with more, a matrix of all of them takes too lon
 _FEW = 4  # steps on such a quadratic
 _PATIENT = 40  # steps on a quadratic with fits: there is nothing after it
 # Fits of attention rows, each near where the bound before was attained: whether with the values that they mix.
-_FITS = (False, False, True, True, True)
+FITS = (False, False, True, True, True)
 # How far that place is moved from one fit to the next: all the way is too far where there are several worst places.
 TOWARDS = 0.4
 
@@ -118,9 +118,8 @@ class Quadratic:
         """Noise ``[P, n]`` where the quadratic is least with multipliers ``d [P, n]``; a corner where none are."""
         problem, _ = self.problem(noise.ball(self.linear.shape[1], self.linear.device))
         usable = d.isfinite().all(-1, keepdim=True)
-        solved = problem.solve(torch.where(usable, d, 1.0))
-        x = -solved.x.clamp(-1, 1)
-        return torch.where(usable & solved.feasible[:, None] & x.isfinite().all(-1, keepdim=True), x, self.corner())
+        x = minimiser(problem, torch.where(usable, d, 1.0))
+        return torch.where(usable & x.isfinite().all(-1, keepdim=True), x, self.corner())
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """The matrix B over the noise, and a bound ``[P]`` on what its rounding may cost the quadratic."""
@@ -297,7 +296,7 @@ class SecondOrderBounds:
         low, noise = low.clone(), self.forms.noise
         left = (~(low > target)).nonzero()[:, 0]
         near = near[left]
-        for mixed in _FITS:
+        for mixed in FITS:
             if not len(left):
                 break
             self.bounds.check_time()
@@ -568,27 +567,29 @@ class Split:
     def charge(self, thin: bool) -> Tensor:
         """What the rounding of this product costs ``[1, P]``: that of its factors, and that of working with them.
 
+        The split is exact whatever its centres are: what forms are off by meets the deviations alone. Both linear
+        parts, the constant and the product of deviations are rounded, each a share of the whole.
         ``thin``: over the noise, too, not over the basis alone.
         """
         factors, kept = self.factors, self.kept
-        forms = (factors.x, factors.y)
-        sizes = factors.sizes
+        own, other = (factors.x, factors.y)[kept], (factors.x, factors.y)[1 - kept]
+        spread, spread_of_other = factors.spreads[kept], factors.spreads[1 - kept]
         C = self.C.abs()[None]
-        entries = math.prod(self.C.shape[1:]) + math.prod(sizes[kept].shape[1:])
+        entries = math.prod(self.C.shape[1:]) + math.prod(spread.shape[1:])
         entries = entries + (2 if thin else 1) * self.slopes[0].shape[1]
 
-        def met(other: Tensor) -> Tensor:
+        def met(t: Tensor) -> Tensor:
             """What meets an entry of the kept factor at most; a reference adds its own to all of its row."""
-            pull = self.operator.contract(C, kept, other[None])[0]
+            pull = self.operator.contract(C, kept, t[None])[0]
             return pull if factors.error is None else pull + pull.amax(factors.axis + 1, keepdim=True)
 
         def total(a: Tensor, b: Tensor) -> Tensor:
             return (a * b).flatten(1).sum(1)
 
-        lost = total(forms[kept].error, met(sizes[1 - kept] + forms[1 - kept].error))
-        lost = lost + total(sizes[kept] + 1, met(forms[1 - kept].error))
-        share_of_all = 4 * share(entries, C.dtype)
-        return (lost + share_of_all * total(sizes[kept] + 1, met(sizes[1 - kept])))[None]
+        lost = total(own.error, met(spread_of_other + other.error)) + total(spread, met(other.error))
+        size, size_of_other = (f.centre.abs() + s + f.error for f, s in ((own, spread), (other, spread_of_other)))
+        of_one, of_all = share(entries, C.dtype), total(size + 1, met(size_of_other))
+        return (lost * (1 + of_one) + 4 * of_one * of_all)[None]
 
     def _deviations(self) -> tuple[Tensor, Tensor]:
         """The slopes ``[P or 1, r, entries]`` of the kept factor, and those ``[P, r, entries]`` of what it meets."""

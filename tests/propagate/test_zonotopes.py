@@ -1,0 +1,114 @@
+"""Forms of all nodes by one pass: whatever they say of encoders with real normalisation holds, without tolerance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from softhull.graph.graph import Graph
+from softhull.graph.ops.softmax import Softmax
+from softhull.propagate import zonotopes
+from softhull.propagate.crown import LinearBounds
+from softhull.propagate.methods import Linear
+from softhull.propagate.second_order.rules import NoAffineForms
+from softhull.propagate.shadow import shadow
+from softhull.propagate.zonotopes import Zonotopes, known_by_forms, worth_forms
+from softhull.regions import Perturbation, Region
+from tests.graph.random_graphs import random_graph
+from tests.propagate.checks import points_of
+from tests.propagate.test_shadow import encoder, one_token
+
+
+def violations(graph: Graph, region: Region, seed: int, walked: bool = False) -> int:
+    """How many sampled values lie outside of ranges, functions of the input, differences of logits and rows."""
+    bounds, last = known_by_forms(LinearBounds(graph, region, Linear()), walked), len(graph.nodes) - 1
+    C = torch.randn((4, 1, *graph.output_shape), dtype=torch.float64)
+    low, high = bounds.between(last, C)
+    points = points_of(region, seed, 120)[:, 0]
+    values = graph.values(points)
+    count = 0
+
+    def outside(least: Tensor, value: Tensor, most: Tensor) -> int:
+        seen = (most > least + 1e-12).expand(value.shape)  # of what does not move the value is as rounded as its bounds
+        return int((~((least <= value) & (value <= most)) & seen).sum())
+
+    for index, value in enumerate(values):
+        count += outside(bounds.interval(index)[0], value, bounds.interval(index)[1])
+        found = shadow(bounds, index)
+        assert found is not None
+        x = points.flatten(1)[:, found.moving]
+        least, most = x @ found.below[0].T + found.below_offset, x @ found.above[0].T + found.above_offset
+        count += outside(least, value.flatten(1), most)
+        if isinstance(operator := graph.nodes[index].operator, Softmax):
+            logits = values[graph.nodes[index].inputs[0]].movedim(operator.axis + 1, -1)
+            rows = logits.reshape(len(points), -1, logits.shape[-1])
+            known = bounds.differences(index)
+            assert known is not None
+            count += outside(known[0], rows[..., :, None] - rows[..., None, :], known[1])
+    met = torch.einsum("sk,pk->ps", C.flatten(1), values[last].flatten(1))
+    return count + outside(low[:, 0], met, high[:, 0])
+
+
+@pytest.mark.parametrize(("norm", "walked"), [(math.inf, False), (2, False), (1, False), (math.inf, True)])
+def test_forms_hold(norm: float, walked: bool) -> None:
+    rng = np.random.default_rng(3)
+    for depth, centred in ((1, False), (2, True), (6, True)):
+        graph = encoder(rng, depth, centred, 2, 4)
+        for eps in (1e-6, 0.2, 30.0) if depth < 6 else (0.003,):
+            assert violations(graph, one_token(rng, graph, eps, norm), depth, walked) == 0
+
+
+def test_forms_of_random_networks_hold() -> None:
+    made = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        graph = random_graph(rng)
+        eps = float(rng.choice((1e-3, 0.05, 0.5)))
+        region = Perturbation(eps).around(torch.from_numpy(rng.normal(size=(1, *graph.input_shape))))
+        try:
+            assert violations(graph, region, seed) == 0
+        except NoAffineForms:
+            continue
+        made += 1
+    assert made > 5
+
+
+@pytest.mark.parametrize("planted", ["_joint", "_mean_square", "radius_of"])
+def test_a_planted_error_is_found(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def less(self, *given):
+        found = true_rule(self, *given)
+        return tuple(end * 0.3 for end in found) if isinstance(found, tuple) else found * 0.3
+
+    true_rule = getattr(Zonotopes, planted)
+    monkeypatch.setattr(zonotopes.Zonotopes, planted, less)
+    rng = np.random.default_rng(5)
+    graph = encoder(rng, 2, True)
+    assert sum(violations(graph, one_token(rng, graph, eps, math.inf), 5) for eps in (0.05, 0.2, 0.5)) > 0
+
+
+def test_no_cliff_and_no_walk_but_that_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the region is, bounds fall to those of normalised rows and no further; nothing is walked before."""
+    rng = np.random.default_rng(8)
+    graph = encoder(rng, 2, True)
+    C = torch.tensor([1.0, -1.0], dtype=torch.float64).reshape(1, 1, *graph.output_shape)
+    matrix = graph.nodes[-1].operator.matrix  # type: ignore[attr-defined]
+    limit = math.sqrt(6) * float((matrix @ C.flatten()).norm())
+    walks: list[int] = []
+    walk = LinearBounds._walk
+    monkeypatch.setattr(
+        LinearBounds, "_walk", lambda self, index, *rest: walks.append(index) or walk(self, index, *rest)
+    )
+    for eps in (0.01, 1.0, 1e3, 1e6):
+        bounds = known_by_forms(LinearBounds(graph, one_token(rng, graph, eps, math.inf), Linear()))
+        assert float(bounds.lower(len(graph.nodes) - 1, C)) >= -limit - 1e-9
+    assert set(walks) == {len(graph.nodes) - 1}
+
+
+def test_small_networks_are_walked() -> None:
+    rng = np.random.default_rng(9)
+    graph = encoder(rng, 2, True)
+    assert not worth_forms(LinearBounds(graph, one_token(rng, graph, 0.1, math.inf), Linear()))
