@@ -131,7 +131,7 @@ class Zonotopes:
     def add(self, index: int) -> None:
         """The form of the next node, of which the bounds then know."""
         node = self.graph.nodes[index]
-        if self.centre.element_size() * self.count * math.prod(node.shape) * 4 > TENSORS * self.bounds.memory:
+        if self.centre.element_size() * 2 * self.count * math.prod(node.shape) > TENSORS * self.bounds.memory:
             raise NoAffineForms(f"forms of {node.label} do not fit the memory")
         self._forms[index] = self.rule(node.operator, index)
         self._tell(index)
