@@ -131,7 +131,7 @@ class Zonotopes:
     def add(self, index: int) -> None:
         """The form of the next node, of which the bounds then know."""
         node = self.graph.nodes[index]
-        if self.centre.element_size() * self.count * math.prod(node.shape) * 4 > TENSORS * self.bounds.memory:
+        if self.centre.element_size() * 2 * self.count * math.prod(node.shape) > TENSORS * self.bounds.memory:
             raise NoAffineForms(f"forms of {node.label} do not fit the memory")
         self._forms[index] = self.rule(node.operator, index)
         self._tell(index)
@@ -172,8 +172,7 @@ class Zonotopes:
             low, high = node.operator.interval(*(bounds.rough(i) for i in node.inputs))
         low, high = knowledge.met("rough", index, (low, high))
         least, most = self.interval(index)
-        low = torch.where(least.isnan(), low, torch.maximum(low, least))
-        high = torch.where(most.isnan(), high, torch.minimum(high, most))
+        low, high = _met((low, high), (least, most))
         found = torch.minimum(low, high), torch.maximum(low, high)
         self._shadows[index] = knowledge.find("shadow", index, lambda: self._shadow(index))
         if index in self._relaxed:
@@ -291,7 +290,7 @@ class Zonotopes:
         least, high = operator.mean_square(*self.bounds.interval(before))
         if self.walked:
             least, high = walked_mean_square(operator, self.bounds, index)
-        low, high = torch.maximum(least, centre - reach), torch.minimum(high, centre + reach)
+        low, high = _met((least, high), (centre - reach, centre + reach))
         low, high = torch.minimum(low, high).clamp(min=0), torch.maximum(low, high).clamp(min=0)
         self.bounds.knowledge.find("mean square", index, lambda: (low, high))
         rate, middle, radius = parallel_band(Rsqrt(), *outward(low + operator.epsilon, high + operator.epsilon))
@@ -446,6 +445,13 @@ class Zonotopes:
         own[torch.arange(len(entries)), entries] = radius.flatten()[entries]
         self.count += len(entries)
         return AffineForm(centre, torch.cat((slope, own.reshape(1, -1, *centre.shape[1:])), 1), error)
+
+
+def _met(known: Interval, found: Interval) -> Interval:
+    """Both intervals at once; an end that overflowed on the way says nothing."""
+    (low, high), (least, most) = known, found
+    low = torch.where(least.isnan(), low, torch.maximum(low, least))
+    return low, torch.where(most.isnan(), high, torch.minimum(high, most))
 
 
 def _eigenvalues(matrices: Tensor, terms: int) -> tuple[Tensor, Tensor]:
