@@ -69,7 +69,7 @@ NEGLIGIBLE = 1e-3
 @stages.register(Paper)
 def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
     if isinstance(method, Linear):
-        yield from by_forms(work, method)
+        yield from by_forms(work, method, alone=False)
         if not len(work.instances):
             return
     walks = linear_walks(work, method)
@@ -165,11 +165,12 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
     return curved, moving
 
 
-def by_forms(work: Work, method: Linear) -> Iterator[Walks]:
+def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
     """Walks on the output alone, with all else by affine forms, instance by instance, where that is much less work.
 
-    What they prove is not looked at again. Where other walks take minutes they are left out, unless forms come close,
-    which then are met with walks for their widest entries. There is no certificate of what forms prove.
+    What they prove is not looked at again. Where other walks take minutes they are left out if forms may stand
+    ``alone``, unless these come close, which then are met with walks for their widest entries. There is no certificate
+    of what forms prove.
     """
     graphs, effort = networks_of(work).graphs, work.effort
     if effort.proofs or not work.claims.ends or len(graphs) != 1:
@@ -189,7 +190,7 @@ def by_forms(work: Work, method: Linear) -> Iterator[Walks]:
             except (NoAffineForms, torch.linalg.LinAlgError):
                 break
             yield Walks(graphs, one, (bounds,), (FORMS,))
-            dear, least = dear_walks(bounds), float(claims.least(work.found)[one])
+            dear, least = alone and dear_walks(bounds), float(claims.least(work.found)[one])
             if dear and not walked:
                 left_out.append(one)
             if not dear or least > 0 or not least > -CLOSE * margin:
