@@ -80,11 +80,23 @@ class Warm:
 
 
 class ProductLeaves:
-    """Problem p: ``<rows[p], output> - offsets[p]`` over instance ``instance[p]`` of ``bounds``."""
+    """Problem p: ``<rows[p], output> - offsets[p]`` over instance ``instance[p]`` of ``bounds``.
+
+    ``sharp``: by all that second order can tell of rectifiers and of differences of logits, not only by what has
+    certificates.
+    """
 
     together = 1
 
-    def __init__(self, bounds: LinearBounds, instance: Tensor, rows: Tensor, offsets: Tensor, most: int = 64) -> None:
+    def __init__(
+        self,
+        bounds: LinearBounds,
+        instance: Tensor,
+        rows: Tensor,
+        offsets: Tensor,
+        most: int = 64,
+        sharp: bool = True,
+    ) -> None:
         self.bounds, self.graph = bounds, bounds.graph
         self.most = most  # cells at once
         self.instance, self.rows, self.offsets = instance, rows, offsets
@@ -103,7 +115,8 @@ class ProductLeaves:
         # Where rows of a softmax are short enough, quadratics are fitted to them, which tell what every row loses.
         short = (entries.shape[1] - 1 in CELLS for _, entries in self.softmaxes.values())
         self.fitted = any(short) and bounds.region.centre is None
-        if self.fitted:  # what is known of logits holds in all cells
+        self.sharp = self.fitted and sharp
+        if self.sharp:  # what is known of logits holds in all cells
             self.bounds = self._sharp(bounds)
         # By problem: what a cut gained on the whole region, by its width.
         self.gains: list[dict[Place, float]] = [{} for _ in range(len(instance))]
@@ -281,7 +294,7 @@ class _Batch:
         self.rows, self.offsets = leaves.rows[problem], leaves.offsets[problem]
         bounds.prepare(leaves.last)
         self.second = SecondOrderBounds.of(
-            bounds, planes=not leaves.fitted or cells[0].warm is None, sharp=leaves.fitted
+            bounds, planes=not leaves.fitted or cells[0].warm is None, sharp=leaves.sharp
         )
         S, C = len(cells), max(len(cell.path) for cell in cells)
         self.on_cuts, self.sign, self.threshold = (self.offsets.new_zeros(S, C) for _ in range(3))

@@ -56,7 +56,7 @@ def prove_cuts(
     prove: Callable[[Proof, Any], float]
     if logits:
         bounds = LinearBounds(graph, region, Branch().second_order.linear)
-        cells: CutLeaves | ProductLeaves = ProductLeaves(bounds, whole, rows, offset)
+        cells: CutLeaves | ProductLeaves = ProductLeaves(bounds, whole, rows, offset, sharp=False)
         prove = partial(_by_quadratics, view, label, rivals)
     else:
         bounds = LinearBounds(graph, region, Linear(optimize=0, contract=False))

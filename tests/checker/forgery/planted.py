@@ -123,7 +123,7 @@ PLANTED = [
         8,
     ),
     P("half a row for a whole one", K, "references", "or frozenset(whole) not in rows", "",
-      ("weighted", "repeated", "removed"), 9),
+      ("weighted", "repeated", "removed"), 20),
     # Rules
     P("chord too low", K, "chords", "arb(high) * (ONE - slope[i])", "arb(high) * (ONE - slope[i]) / 2", ("relu",)),
     P("parabolas below by their best end", K, "_bent", "reduce(arb.min,", "reduce(arb.max,", ("relu", "leaky")),
@@ -154,7 +154,7 @@ PLANTED = [
     P("half the cost of multipliers", quadratic.Noise, "cost", "d.sum() if", "d.sum() / 2 if", ("product", "shared")),
     P("parallel planes without error", forms.Forms, "learn_softmax", "(high - low) / 2", "0 * (high - low)",
       ("weighted", "attention")),
-    P("the word of a quadratic", cells, "below", "if least >= value:", "if True:", ("attention",), 4),
+    P("the word of a quadratic", cells, "below", "if least >= value:", "if True:", ("attention",), 14),
     P("the origin of a fit forgotten", K, "_fitted", "constant -= (slope[r] * origin[r]).sum()", "pass",
       ("attention", "weighted")),
     P("squares of values forgotten", K, "_fitted", "T - rate[:, None] * V", "T", ("weighted", "repeated")),
@@ -165,7 +165,7 @@ PLANTED = [
     P("the sum for the mean", scores, "proved_of_mean", "arb(float(v)) / len(networks.probabilities)", "arb(float(v))",
       ("ensemble",), 4),
     # Cells
-    P("cells that do not cover", tree, "cells_of", "if waiting:", "if False:", ("relu", "attention"), 7),
+    P("cells that do not cover", tree, "cells_of", "if waiting:", "if False:", ("relu", "attention"), 29),
     P("below twice", tree, "halves", "for sign in (1, -1)", "for sign in (1, 1)", ("affine", "relu", "residual")),
     P("the other side of a cut", K, "lower_bounds", "cut.view, cut.sign * share", "cut.view, -cut.sign * share",
       ("affine", "relu", "residual")),
