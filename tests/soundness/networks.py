@@ -54,15 +54,21 @@ EPSILON = 1e-5  # of normalisation, in torch
 MASKS = (-math.inf, -1e9, -1e5, float(torch.finfo(torch.float32).min))
 
 
+def _embedded(rng: np.random.Generator, rows: int, features: int, tokens: int, width: int) -> tuple[GraphBuilder, int]:
+    """A graph whose tokens are random functions of all inputs."""
+    b = GraphBuilder((rows, features))
+    flat = b.reshape(-1, (1, rows * features))
+    x = b.reshape(b.linear(flat, _normal(rng, rows * features, tokens * width)), (tokens, width))
+    x = b.scale(x, 1.0, _normal(rng, tokens, width))
+    return b, x
+
+
 def random_transformer(rng: np.random.Generator, inputs: tuple[int, int] | None = None, depth: int = 0) -> Graph:
     """Layers of attention (``depth``, or one to six) over a few tokens, with all that may stand between them."""
     tokens, heads, size = (int(n) for n in rng.integers((1, 1, 1), (5, 3, 3)))
     rows, features = inputs or (int(rng.integers(1, 3)), int(rng.integers(2, 4)))
     width, scale = heads * size, float(10 ** rng.uniform(-1, 0.7))
-    b = GraphBuilder((rows, features))
-    flat = b.reshape(-1, (1, rows * features))
-    x = b.reshape(b.linear(flat, _normal(rng, rows * features, tokens * width)), (tokens, width))
-    x = b.scale(x, 1.0, _normal(rng, tokens, width))
+    b, x = _embedded(rng, rows, features, tokens, width)
     hidden, norm = _hidden(rng, tokens), int(rng.integers(5))
     before = bool(rng.random() < 0.5)  # normalised before attention, or after it
     for _ in range(depth or int(rng.choice((1, 2, 3, 6), p=(0.6, 0.25, 0.13, 0.02)))):
@@ -91,10 +97,7 @@ def random_encoder(rng: np.random.Generator, inputs: tuple[int, int] | None = No
     heads, size = ((1, 4), (2, 2), (2, 3), (2, 4))[rng.integers(4 if depth < 4 else 2)]
     rows, features = inputs or (int(rng.integers(1, 3)), int(rng.integers(2, 4)))
     width, scale = heads * size, float(10 ** rng.uniform(-0.5, 0.4))
-    b = GraphBuilder((rows, features))
-    flat = b.reshape(-1, (1, rows * features))
-    x = b.reshape(b.linear(flat, _normal(rng, rows * features, tokens * width)), (tokens, width))
-    x = b.scale(x, 1.0, _normal(rng, tokens, width))
+    b, x = _embedded(rng, rows, features, tokens, width)
     activation = (Relu(), Gelu(), Silu())[rng.integers(3)]
     kind, before = int(rng.integers(2, 5)), bool(rng.random() < 0.5)
     hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1) if rng.random() < 0.2 else None

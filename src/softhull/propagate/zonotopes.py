@@ -33,7 +33,7 @@ from .second_order.affine_form import AffineForm, Basis, Noise, centre_and_radiu
 from .second_order.elementwise import parallel_band
 from .second_order.forward import TENSORS
 from .second_order.probabilities import affine_probabilities, tangent_directions
-from .second_order.rules import NoAffineForms
+from .second_order.rules import NoAffineForms, mean_square_tangent
 from .second_order.rules import affine_form as rule_of_forms
 from .shadow import Shadow, moving_inputs
 from .structure import pieces, positions
@@ -277,15 +277,9 @@ class Zonotopes:
         before = self.graph.nodes[index].inputs[0]
         form, dims = self.form(before), operator.dims
         d, r = operator.count(form.centre), form.slope.shape[1]
-
-        def mean(t: Tensor) -> Tensor:
-            return t.mean(dims, keepdim=True)
-
-        sizes = form.size(self.basis)
-        slope = (2 * form.centre[:, None] * form.slope).mean(tuple(dim + 1 for dim in dims), keepdim=True)
-        error = mean((2 * sizes + form.error) * form.error) + self.share(4 * d + r + 8) * mean(sizes.square())
+        mean, slope, error = mean_square_tangent(operator, form, self.basis)
         most = self._mean_square(form.slope, dims) * (1 + self.share(d + 8))
-        centre = mean(form.centre.square()) + most / 2
+        centre = mean + most / 2
         reach = self.radius_of(slope) + most / 2 + error + self.share(4) * centre
         least, high = operator.mean_square(*self.bounds.interval(before))
         if self.walked:

@@ -20,9 +20,9 @@ from ...graph.ops.normalize import InverseDeviation, Normalized
 from ...graph.ops.relu import Relu
 from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import largest, outward, ulps
+from ...graph.rounding import largest, outward, share, ulps
 from ..softmax_steps import DensePlanes
-from .affine_form import AffineForm
+from .affine_form import AffineForm, Basis
 from .elementwise import parallel_band
 from .kinks import Kinks
 from .logits import ProductLogits
@@ -236,20 +236,27 @@ def _(operator: LogSumExp, forms: Forms, index: int) -> AffineForm:
     return forms.with_noise(centre + low + radius, moved, radius.clamp(min=0), error)
 
 
+def mean_square_tangent(operator: InverseDeviation, form: AffineForm, basis: Basis) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean square at the centre of a form, its slope there, and what rounding costs both and the square part."""
+    d, dims = operator.count(form.centre), operator.dims
+
+    def mean(t: Tensor) -> Tensor:
+        return t.mean(dims, keepdim=True)
+
+    sizes = form.size(basis)
+    slope = (2 * form.centre[:, None] * form.slope).mean(tuple(dim + 1 for dim in dims), keepdim=True)
+    rounded = share(4 * d + form.slope.shape[1] + 8, sizes.dtype) * mean(sizes.square())
+    return mean(form.centre.square()), slope, mean((2 * sizes + form.error) * form.error) + rounded
+
+
 @affine_form.register(InverseDeviation)
 def _(operator: InverseDeviation, forms: Forms, index: int) -> AffineForm:
     """The mean square of a form is a quadratic of the noise; its square part and the curve of the root are noise."""
     node = forms.graph.nodes[index]
     form, dims = forms.form(node.inputs[0]), operator.dims
     d, r = operator.count(form.centre), form.slope.shape[1]
-
-    def mean(t: Tensor) -> Tensor:
-        return t.mean(dims, keepdim=True)
-
-    sizes = form.size(forms.basis)
-    slope = (2 * form.centre[:, None] * form.slope).mean(tuple(dim + 1 for dim in dims), keepdim=True)
-    error = mean((2 * sizes + form.error) * form.error) + forms.share(4 * d + r + 8) * mean(sizes.square())
-    most = mean(forms.radius(form).square()) * (1 + forms.share(d + 2))
+    mean, slope, error = mean_square_tangent(operator, form, forms.basis)
+    most = forms.radius(form).square().mean(dims, keepdim=True) * (1 + forms.share(d + 2))
     if d <= _LARGEST_ROW:
         order = [i for i in range(form.centre.ndim - 1) if i not in operator.axes] + list(operator.axes)
         lines = form.slope.permute(0, *(i + 2 for i in order), 1)  # [B or 1, *rows, *d, r]
@@ -257,7 +264,7 @@ def _(operator: InverseDeviation, forms: Forms, index: int) -> AffineForm:
         own = forms.gauge.inner(lines, lines)
         high = forms.gauge.between(own, own, own)[1].reshape(most.shape[0], *node.shape) / d
         most = torch.minimum(most, high * (1 + forms.share(2)))
-    centre = mean(form.centre.square()) + most / 2
+    centre = mean + most / 2
     swing = AffineForm(centre, slope, error)
     reach = forms.radius(swing) + most / 2 + forms.share(4) * centre
     below, above = forms.bounds.knowledge.find("mean square", index, lambda: (centre - reach, centre + reach))
