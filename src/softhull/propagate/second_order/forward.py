@@ -43,8 +43,9 @@ class Factors:
     """Both factors of one product as forms over the basis of number ``basis``.
 
     Where the rows of one of them are probabilities, ``kept`` is that side (0 or 1), ``axis`` the axis along which they
-    sum to one, ``error`` the radius of the fresh noise of each, in the shape of the factor, and ``metric [B, r', r']``
-    a scalar product of slopes over the first r' of the basis. ``spreads`` are those of the forms, once all are there.
+    sum to one, ``error`` the radius of the fresh noise of each, in the shape of the factor, and
+    ``metric [B or 1, r', r']`` a scalar product of slopes over the first r' of the basis. ``spreads`` are those of the
+    forms, once all are there.
     """
 
     x: AffineForm
@@ -58,7 +59,9 @@ class Factors:
 
     def take(self, instances: Tensor) -> Factors:
         """The factors of some of the instances."""
-        error, metric = (None if t is None else t[instances] for t in (self.error, self.metric))
+        error, metric = None if self.error is None else self.error[instances], self.metric
+        if metric is not None and len(metric) > 1:  # that of one instance is shared, not copied
+            metric = metric[instances]
         x, y, spreads = self.x.take(instances), self.y.take(instances), tuple(t[instances] for t in self.spreads)
         return replace(self, x=x, y=y, error=error, metric=metric, spreads=spreads)
 

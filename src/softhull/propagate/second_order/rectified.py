@@ -77,7 +77,9 @@ def _form(second: SecondOrderBounds, before: int, entries: Tensor, start: int, t
     error = width / 2 * (1 + ulps(4, width.dtype)) + ulps(4, width.dtype) * centre.abs()
     slope = width.new_zeros(total, len(width))
     least, most, lines = [], [], []
-    for part in pieces(positions(entries), max(1, second.together())):
+    # Two rows an entry, each with a slope for every number of the basis and every entry that its walk meets.
+    each = 2 * 8 * second.forms.basis.size * second.bounds.structure.width(before)
+    for part in pieces(positions(entries), max(1, min(second.together(), second.bounds.memory // each))):
         units = width.new_zeros(2, len(entries[part]), len(width))
         units[0].scatter_(1, entries[part, None], 1.0)
         units[1].scatter_(1, entries[part, None], -1.0)

@@ -542,7 +542,8 @@ class Split:
         pull = self.pull.movedim(axis + 2, -1)  # [r, P, ..., K]
         known = min(len(pull), metric.shape[-1])
         lines = pull[:known].movedim(0, -1)  # [P, ..., K, r]
-        measured = (lines.flatten(1, -2) @ metric[:, :known, :known]).reshape(lines.shape)
+        metric = metric[:, :known, :known]
+        measured = (lines.flatten(1, -2) @ (metric[0] if len(metric) == 1 else metric)).reshape(lines.shape)
         inner = measured @ lines.mT
         squares = inner.diagonal(dim1=-2, dim2=-1)
         apart = (squares[..., :, None] + squares[..., None, :] - 2 * inner).clamp(min=0).sqrt()
