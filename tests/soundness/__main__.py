@@ -6,7 +6,6 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -18,7 +17,7 @@ from ..formats.differential.compare import compare, summary
 from .graphs import check_graph
 from .methods import method_round
 from .planes import KINDS, Tally, check_planes
-from .searches import WORDS, one_search
+from .searches import one_search
 
 FORMATS = (torch.float64, torch.float32)
 BATCH = 32  # regions of one random graph
@@ -89,18 +88,24 @@ def forge(seed: int, count: int) -> Forgeries:
 
 
 def trees(seed: int, count: int) -> int:
-    """Searches on random small networks; returns how many are wrong."""
-    wrong, tally = 0, Counter[tuple[str, str]]()
-    for done in range(1, count + 1):
-        found = one_search(seed + done - 1)
+    """So many searches on random small networks whose least value is known; returns how many are wrong."""
+    wrong, not_known, kinds = 0, 0, dict[str, list[int]]()  # of every kind: searches, open at their end, stopped
+    done = 0
+    while done < count:
+        found, seed = one_search(seed), seed + 1
+        if found is None:
+            not_known += 1
+            continue
+        done += 1
+        tally = kinds.setdefault(found.kind, [0, 0, 0])
+        kinds[found.kind] = [had + more for had, more in zip(tally, (1, bool(found.left), found.stopped))]
         wrong += bool(found.wrong)
-        tally.update((found.kind, word) for word in found.words)
         if found.wrong or found.left:
-            print(f"seed {seed + done - 1}, {found.kind}: {found.wrong or found.left}", flush=True)
+            print(f"seed {seed - 1}, {found.kind}: {found.wrong or found.left}", flush=True)
         if done % 100 == 0 or done == count:
-            kinds = sorted({kind for kind, _ in tally})
-            lines = [f"{kind}: " + ", ".join(f"{tally[kind, word]} {word}" for word in WORDS) for kind in kinds]
-            print("\n".join((f"{done} searches, {wrong} wrong", *lines)), flush=True)
+            print(f"next seed {seed}: {done} searches, {wrong} wrong; {not_known} least values not found", flush=True)
+            for kind, (searches, left, stopped) in sorted(kinds.items()):
+                print(f"  {kind}: {searches} searches, {left} with cells left, {stopped} of them stopped", flush=True)
     return wrong
 
 

@@ -27,7 +27,7 @@ from softhull.graph.ops.tanh import Tanh
 from softhull.graph.ops.transpose import Transpose
 
 TOGETHER = 1024  # boxes
-MOST = 1e8  # numbers that are bounded
+MOST = 2e7  # numbers that are bounded
 
 Parts = Sequence[tuple[Graph, Tensor]]
 Interval = tuple[Tensor, Tensor]
