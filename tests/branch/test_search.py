@@ -125,6 +125,14 @@ def test_cuts_of_activations_close_the_gap_of_a_small_network(seed: int, sharpen
     assert least - NEAR < found.bound(0) <= least
 
 
+def test_multipliers_close_what_no_cut_can() -> None:
+    """Two cells of this network have all kinks on one side, and multipliers far from where they start."""
+    problem = random_inner(500483, "leaky", sharpen=True)
+    least = problem.least(NEAR / 10).high
+    found = search(problem.aimed(least - NEAR), 0.0, nodes=300)
+    assert found.left(0) == 0
+
+
 @pytest.mark.parametrize("sharpen", [False, True])
 def test_a_multiplier_of_a_cut_inside_of_the_wrong_sign_is_noticed(
     sharpen: bool, monkeypatch: pytest.MonkeyPatch

@@ -15,8 +15,10 @@ from ..branch.cells import Problem, check_tree, random_inner, random_margin, ran
 
 NEAR = 1e-3
 SECONDS, NODES = 5.0, 20_000
-# What cuts inside leave of attention cannot be cut further: such searches may end with cells left, and get less time.
-OPEN = {"cuts inside, attention": 2.0, "cuts of logits": 2.0}
+# Cuts inside are for many inputs. With few, and curves, they make so many cells that most time would go there.
+INSIDE = 2.0
+# What they leave of attention cannot be cut further: such searches may end with cells left.
+OPEN = ("cuts inside, attention", "cuts of logits")
 
 
 @dataclass
@@ -57,9 +59,10 @@ def one_search(seed: int) -> Searched | None:
         return None
     x = torch.cat((problem.points(seed), least.x[None]))
     target = float(problem.objective(x).min()) - NEAR
+    seconds = SECONDS
     if not isinstance(problem.bounds, DualLeaves | WalkLeaves):
-        problem, target = problem.aimed(target), 0.0
-    search = Search(problem.bounds, Branch(seconds=OPEN.get(kind, SECONDS), nodes=NODES), [target])
+        problem, target, seconds = problem.aimed(target), 0.0, INSIDE
+    search = Search(problem.bounds, Branch(seconds=seconds, nodes=NODES), [target])
     with torch.no_grad():
         search.run()
     left, stopped = search.left(0), bool(search.instances[0].stopped)
