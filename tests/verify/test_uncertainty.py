@@ -86,7 +86,7 @@ def upper_end(score, label):
     }[score]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_enumerating_all_rectifier_patterns_finds_nothing_worse(seed):
     """Over every linear piece of both networks the worst score is known to within 1e-3; no bound lies below it."""
     networks, hidden = ((1, (4,)), (2, (3,)), (2, (3, 2)), (3, (3,)))[seed]
