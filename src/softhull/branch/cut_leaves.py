@@ -36,8 +36,8 @@ from .skeleton import Functions, Relaxed, Skeleton, together
 # Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
 ROOT, STEPS, TRIED = 30, 10, 2
 # Steps of a cell that nothing can be cut of any more: its multipliers are all that is left to gain; and how many times
-# over, as long as that proves more.
-LAST, OVER = 150, 4
+# over, as long as they gain this share of what is missing.
+LAST, OVER, GAINED = 150, 4, 0.1
 RATE = 0.15
 # Cells keep so many candidates for their cut; those that are deeper than this one: the account is right so often that
 # trying others pays only where all that follows depends on it.
@@ -139,8 +139,12 @@ class CutLeaves:
                         break
                     batch = self._batch(root, [replace(cells[k], warm=found[k].warm) for k in last])
                     better = {k: now for k, now in zip(last, batch.solved(LAST, explain)) if now.bound > found[k].bound}
+                    last = [
+                        k
+                        for k, now in better.items()
+                        if not now.cuts and now.bound <= 0 and now.bound - found[k].bound > -GAINED * now.bound
+                    ]
                     found |= better
-                    last = [k for k, now in better.items() if not now.cuts and now.bound <= 0]
         return [found[k] for k in range(len(cells))]
 
     def _batch(self, root: _Root, cells: Sequence[Cell]) -> _Batch:
