@@ -20,9 +20,12 @@ from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import SecondOrder
 from softhull.propagate.structure import Structure
 from softhull.regions import Perturbation, Region
-from softhull.solve.layers import Stack
+from softhull.solve.layers import Stack, stack_networks
+from softhull.solve.relaxation import relax
+from softhull.solve.softmax_boxes import parse_bounds
 from tests.propagate.networks import random_attention
-from tests.solve.ensembles import random_graph, random_problem
+from tests.solve.ensembles import random_graph
+from tests.soundness.refinement import Least, Parts, least, sum_of
 
 POINTS = 4000
 CLOSER = 40  # looks
@@ -30,16 +33,30 @@ KINDS = ("relu", "leaky", "tanh", "attention")
 
 
 class Problem:
-    """Bounds, the region of the only problem, its objective, and the value of what a cut cuts."""
+    """Bounds, the region of the only problem, networks with rows that add up to its objective, less an offset.
+
+    ``cut_value`` is the value of what a cut cuts.
+    """
 
     def __init__(
         self,
         bounds: CutLeaves | DualLeaves | ProductLeaves | WalkLeaves,
         region: Region,
-        objective: Callable[[Tensor], Tensor],
+        parts: Parts,
         cut_value: Callable[[Cut, Tensor], Tensor],
+        offset: float = 0.0,
     ) -> None:
-        self.bounds, self.region, self.objective, self.cut_value = bounds, region, objective, cut_value
+        self.bounds, self.region, self.parts, self.cut_value, self.offset = bounds, region, parts, cut_value, offset
+
+    def objective(self, x: Tensor) -> Tensor:
+        """What is to be bounded from below, at points."""
+        return sum_of(self.parts, x) - self.offset
+
+    def least(self, near: float) -> Least:
+        """The least value of the objective, by refinement."""
+        with torch.no_grad():
+            found = least(self.parts, self.region.lower[0], self.region.upper[0], near)
+        return Least(found.low - self.offset, found.high - self.offset, found.x)
 
     def points(self, seed: int = 0) -> Tensor:
         """Random points of the region, corners among them, descents from the best, and ever closer looks around them.
@@ -71,58 +88,48 @@ class Problem:
         """The same problem less a number: cells inside a network are about what is positive, and stop there."""
         assert not isinstance(self.bounds, DualLeaves | WalkLeaves)
         self.bounds.offsets = self.bounds.offsets + target
-        return Problem(self.bounds, self.region, lambda x: self.objective(x) - target, self.cut_value)
+        return Problem(self.bounds, self.region, self.parts, self.cut_value, self.offset + target)
 
 
 def random_score(seed: int, activation: str = "relu") -> Problem:
     """The probability of a class under a few networks that share 2 to 6 inputs, to be bounded from below."""
     rng = np.random.default_rng([seed, 7])
     inputs, classes, networks = int(rng.integers(2, 7)), int(rng.integers(2, 5)), int(rng.integers(1, 3))
-    stacks, relaxation, _, y = random_problem(
-        seed,
-        "er/lse",
-        networks,
-        1,
-        float(rng.uniform(0.03, 0.1)),
-        inputs=inputs,
-        classes=classes,
-        hidden=(4, 4),
-        activation=activation,
-    )
+    generator = torch.Generator().manual_seed(seed)
+    graphs = [random_graph(generator, inputs, (4, 4), classes, activation) for _ in range(networks)]
+    stacks = stack_networks(graphs)
+    x = torch.rand(1, 1, inputs, generator=generator, dtype=torch.float64)
+    y = torch.randint(classes, (1,), generator=generator)
+    region = Perturbation(float(rng.uniform(0.03, 0.1)), clip=(0.0, 1.0)).around(x)
+    relaxation = relax(stacks, region, parse_bounds("er/lse"))
     own = torch.nn.functional.one_hot(y, classes).double()
 
     def plane(problems: Tensor, ranges: tuple[Tensor, Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
         return -own.expand(len(problems), -1), torch.zeros(len(problems), dtype=torch.float64)
-
-    def objective(x: Tensor) -> Tensor:
-        p = torch.cat([stack.values(x.flatten(1))[-1] for stack in stacks], 1).softmax(-1).mean(1)
-        return (p * own).sum(1)
 
     bounds = DualLeaves(relaxation, torch.zeros(1, dtype=torch.long), plane, torch.full_like(own, 1 / classes))
 
     def cut_value(cut: Cut, x: Tensor) -> Tensor:
         return _entry(cut, x if cut.node < 0 else _layer(stacks, bounds.nodes[cut.node], x))
 
-    return Problem(bounds, relaxation.region, objective, cut_value)
+    return Problem(bounds, region, [(graph, own / networks) for graph in graphs], cut_value)
 
 
-def random_margin(seed: int, attention: bool = True) -> Problem:
-    """A random combination of the outputs of a network, with attention or without."""
+def random_margin(seed: int, attention: bool = True, activation: str = "relu") -> Problem:
+    """A random combination of the outputs of a network, with attention or without; cells are boxes of inputs."""
     rng = np.random.default_rng([seed, 8])
     if attention:
         graph: Graph = random_attention(rng)
     else:
-        graph = random_graph(torch.Generator().manual_seed(seed), int(rng.integers(2, 7)), (5, 4), 3, softmax=False)
+        generator = torch.Generator().manual_seed(seed)
+        graph = random_graph(generator, int(rng.integers(2, 7)), (5, 4), 3, activation, softmax=False)
     x = torch.from_numpy(rng.uniform(0, 1, (1, *graph.input_shape)))
     region = Perturbation(float(rng.uniform(0.02, 0.08))).around(x)
     row = torch.from_numpy(rng.normal(size=(1, 1, *graph.output_shape)))
     rows = Rows(row, torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
     bounds = WalkLeaves(graph, Structure(graph), region, rows, SecondOrder(), 1 << 22)
 
-    def objective(x: Tensor) -> Tensor:
-        return (graph(x).flatten(1) * row.flatten()).sum(1)
-
-    return Problem(bounds, region, objective, _entry)
+    return Problem(bounds, region, [(graph, row)], _entry)
 
 
 def random_inner(seed: int, kind: str = "relu", sharpen: bool = False) -> Problem:
@@ -154,13 +161,10 @@ def _with_inner_cuts(rng: np.random.Generator, graph: Graph, kind: Callable[...,
     bounds = LinearBounds(graph, region, SecondOrder().linear)
     leaves = kind(bounds, torch.zeros(1, dtype=torch.long), row, offset)
 
-    def objective(x: Tensor) -> Tensor:
-        return (graph(x).flatten(1) * row.flatten()).sum(1) - offset
-
     def cut_value(cut: Cut, x: Tensor) -> Tensor:
         return _entry(cut, x if cut.node < 0 else graph.values(x)[cut.node])
 
-    return Problem(leaves, region, objective, cut_value)
+    return Problem(leaves, region, [(graph, row)], cut_value, float(offset))
 
 
 def _layer(stacks: list[Stack], place: tuple[int, int], x: Tensor) -> Tensor:

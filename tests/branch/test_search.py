@@ -20,10 +20,10 @@ from .cells import KINDS, Problem, check_tree, random_inner, random_margin, rand
 
 NEAR = 1e-3
 NETWORKS = [
-    *(pytest.param(random_score, (seed, kind), id=f"{kind}-{seed}") for seed in range(4) for kind in ("relu", "tanh")),
+    *(pytest.param(random_score, (seed, kind), id=f"{kind}-{seed}") for seed in range(2) for kind in ("relu", "tanh")),
     *(
         pytest.param(random_margin, (seed, kind), id=f"walk-{kind}-{seed}")
-        for seed in range(4)
+        for seed in range(2)
         for kind in (True, False)
     ),
 ]
@@ -61,7 +61,7 @@ def test_a_search_tells_how_its_bound_rises() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("seed", "sharpen"), [(0, True), (1, False), (2, True)])
+@pytest.mark.parametrize(("seed", "sharpen"), [(0, True), (1, False)])
 def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str, sharpen: bool) -> None:
     problem = random_inner(seed, kind, sharpen)
     x = problem.points()
@@ -73,7 +73,7 @@ def test_cuts_inside_networks_hold_in_their_cells(seed: int, kind: str, sharpen:
 @pytest.mark.parametrize("kind", KINDS)
 def test_sharpened_intervals_hold_and_are_never_wider(kind: str) -> None:
     gained = 0
-    for seed in range(6):
+    for seed in range(3):
         problem = random_inner(seed, kind)
         assert isinstance(problem.bounds, CutLeaves)
         (root,) = problem.bounds.parts.values()
@@ -123,6 +123,14 @@ def test_cuts_of_activations_close_the_gap_of_a_small_network(seed: int, sharpen
     assert found.roots[0].bound < least - 3 * NEAR
     assert found.left(0) == 0
     assert least - NEAR < found.bound(0) <= least
+
+
+def test_multipliers_close_what_no_cut_can() -> None:
+    """Two cells of this network have all kinks on one side, and multipliers far from where they start."""
+    problem = random_inner(500483, "leaky", sharpen=True)
+    least = problem.least(NEAR / 10).high
+    found = search(problem.aimed(least - NEAR), 0.0, nodes=300)
+    assert found.left(0) == 0
 
 
 @pytest.mark.parametrize("sharpen", [False, True])

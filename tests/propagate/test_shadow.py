@@ -99,7 +99,7 @@ def violations(graph: Graph, region: Region, seed: int, second: bool = True) -> 
 def test_encoders_with_normalisation(norm: float, centred: bool) -> None:
     rng = np.random.default_rng(1)
     graph = encoder(rng, 1, centred)
-    for eps in (0.003, 0.1, 1.0) if centred else (0.1,):
+    for eps in (0.003, 0.1, 1.0) if centred and norm == 2 else (0.1,):
         assert violations(graph, one_token(rng, graph, eps, norm), 1) == 0
 
 

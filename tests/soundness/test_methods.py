@@ -30,9 +30,9 @@ PLANTED = 1e-9
 @pytest.mark.parametrize("way", WAYS)
 def test_no_margin_is_above_the_truth(way: str) -> None:
     found = Tally()
-    for seed in range(3):
-        found.merge(check_margins(np.random.default_rng(seed), 3, way))
-    assert found.checks > 45
+    for seed in range(2):  # thousands in ``python -m tests.soundness``
+        found.merge(check_margins(np.random.default_rng(seed), 2, way))
+    assert found.checks > 15
     assert not found.violations, found.wrong
 
 
@@ -49,9 +49,9 @@ def test_no_margin_of_an_encoder_is_above_the_truth(way: str, depth: int) -> Non
 
 def test_no_score_is_better_than_the_truth() -> None:
     found = Tally()
-    for seed in range(4):
+    for seed in range(3):
         found.merge(check_scores(np.random.default_rng(seed)))
-    assert found.checks > 13
+    assert found.checks > 9
     assert not found.violations, found.wrong
 
 

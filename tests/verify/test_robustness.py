@@ -38,7 +38,7 @@ def _identity(size: int):
     return builder.finish(builder.scale(-1, 1.0, torch.zeros(size, dtype=torch.float64)))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["all", "runner-up"])
 def test_certified_instances_survive_the_attack(seed, kind):
     graph, x, labels = _network(seed)
@@ -251,7 +251,7 @@ def test_specifications_are_decided():
         verify_specification(graph, Specification(3, 2, ()))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_instance_has_the_same_bound_alone_as_among_others(seed):
     method = Linear(optimize=0)
     rng = np.random.default_rng(seed)

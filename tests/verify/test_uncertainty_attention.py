@@ -26,7 +26,7 @@ from softhull.verify.uncertainty import verify_uncertainty
 from tests.propagate.checks import points_of
 from tests.propagate.networks import random_attention
 
-NETWORKS = int(os.environ.get("SOFTHULL_RANDOM_NETWORKS", "3"))
+NETWORKS = int(os.environ.get("SOFTHULL_RANDOM_NETWORKS", "2"))
 INPUTS = 4
 QUICK = ScoreAttack(steps=10, restarts=2)
 FIRST = Auto(optimize=0)  # what the default does before it resorts to gradient steps

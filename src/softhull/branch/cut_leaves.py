@@ -35,8 +35,9 @@ from .skeleton import Functions, Relaxed, Skeleton, together
 
 # Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
 ROOT, STEPS, TRIED = 30, 10, 2
-# Steps of a cell that nothing can be cut of any more: its multipliers are all that is left to gain.
-LAST = 150
+# Steps of a cell that nothing can be cut of any more: its multipliers are all that is left to gain; and how many times
+# over, as long as they gain this share of what is missing.
+LAST, OVER, GAINED = 150, 4, 0.1
 RATE = 0.15
 # Cells keep so many candidates for their cut; those that are deeper than this one: the account is right so often that
 # trying others pays only where all that follows depends on it.
@@ -132,10 +133,18 @@ class CutLeaves:
                 found |= zip(part.tolist(), batch.solved(steps, explain))
                 self.shares |= {cell.problem: share for cell, share in zip(batch.cells, batch.shares) if not cell.path}
                 self.lost |= {cell.problem: lost for cell, lost in zip(batch.cells, batch.lost) if not cell.path}
-                last = [k for k in part.tolist() if explain and not found[k].cuts]
-                if last:
+                last = [k for k in part.tolist() if explain and not found[k].cuts and found[k].bound <= 0]
+                for _ in range(OVER):
+                    if not last:
+                        break
                     batch = self._batch(root, [replace(cells[k], warm=found[k].warm) for k in last])
-                    found |= zip(last, batch.solved(LAST, explain))
+                    better = {k: now for k, now in zip(last, batch.solved(LAST, explain)) if now.bound > found[k].bound}
+                    last = [
+                        k
+                        for k, now in better.items()
+                        if not now.cuts and now.bound <= 0 and now.bound - found[k].bound > -GAINED * now.bound
+                    ]
+                    found |= better
         return [found[k] for k in range(len(cells))]
 
     def _batch(self, root: _Root, cells: Sequence[Cell]) -> _Batch:

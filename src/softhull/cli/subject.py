@@ -99,6 +99,8 @@ class Subject:
         """The data (or those at another path), the inputs as the networks take them."""
         from ..formats.datasets import load_dataset
 
+        if path is None and self.data is None:
+            raise click.UsageError("name --data")
         return load_dataset(path or str(self.data)).through(networks[0])
 
     def wanted(self, dataset: Dataset) -> list[int]:

@@ -292,12 +292,12 @@ class _Pieces:
         search = Search(bounds, self.method, target, self.instance.tolist(), self.deadline)
         search.run()
         found.spent.charge(search.spent())
-        if search.interrupted:
-            found.notes |= dict.fromkeys(self.instance.tolist(), "interrupted")
+        left = [not search.roots or search.left(problem) > 0 for problem in range(len(target))]
         for problem, (piece, instance) in enumerate(zip(self.piece.tolist(), self.instance.tolist())):
             self.known[piece, instance] = min(float(self.known[piece, instance]), -search.bound(problem))
-            if search.left(problem):
-                found.notes[instance] = search.described(instance)
+        # What is done is done, though the others of the batch may have been cut short.
+        found.notes |= dict.fromkeys(self.instance.tolist(), "")
+        found.notes |= {i: search.described(i) for i in self.instance[torch.tensor(left)].tolist()}
         found.choices.append({"trees": search.roots})
 
     def _plane(self, problems: Tensor, ranges: Interval, at: Tensor) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,7 @@ def test_ranges_of_products_hold(norm):
 
 
 @pytest.mark.parametrize("m", sorted(CELLS))
-@pytest.mark.parametrize("width", [1e-3, 0.5, 3.0])
+@pytest.mark.parametrize("width", [1e-308, 1e-9, 1e-3, 0.5, 3.0])
 @pytest.mark.parametrize("priced", [False, True])
 def test_fitted_rows_stay_below(m, width, priced):
     rng = np.random.default_rng(m)

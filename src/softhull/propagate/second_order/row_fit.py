@@ -40,6 +40,8 @@ _THIRD = 0.31
 _SECOND = 0.25
 # More than lead to the offset in one cell: a softmax, its two derivatives, and sums over at most 4 x 4 differences.
 _OPERATIONS = 256
+# Boxes are not taken to be narrower than this, relative to where they are, when fits are scaled by them.
+_NARROW = 1e-7
 # How closely the fit follows phi near the point of interest: the share of a box's half-widths that counts most.
 _WIDTHS = (math.inf, 0.6, 0.3)
 # How much more a fit counts where it is above, one time after the other.
@@ -113,7 +115,8 @@ def _fit_some(
     # A centre is two products and two sums away from the ends of the box.
     half = radius * (1 + 1e-9) / steps + ulps(4, at.dtype) * (lower.abs() + upper.abs())
     inside = _inside(centres, half, apart)
-    scale = torch.where(radius > 0, radius, 1.0)
+    # In a box that is next to a point slopes hardly matter, and their squares overflow.
+    scale = torch.maximum(radius, _NARROW * (1 + middle.abs()))
     v = ((centres - middle[:, None]) / scale[:, None]).clamp(-1, 1)
     target = ((point - middle) / scale).clamp(-1, 1)
     features = _features(v)
