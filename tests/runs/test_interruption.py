@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from softhull.runs.local import LocalExecutor
+from softhull.runs.single import InProcess
 
 from .campaigns import call, kill_group, one_line, run_here, start, write_campaign
 from .stores import answered, assert_complete, assert_equal
@@ -158,6 +159,31 @@ def test_a_worker_that_cannot_read_its_batch_says_so_and_is_not_waited_for() -> 
     with pytest.raises(ValueError, match="seven"):
         executor.wait(120.0)
     executor.close()
+
+
+def test_what_branches_is_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill loses the instance under way where an answer is dear, and a batch where many are found together."""
+    extra = """
+[[methods]]
+name = "branch"
+seconds = 0.1
+[[questions]]
+ask = "robustness"
+networks = "single"
+methods = "branch"
+"""
+    campaign = write_campaign(tmp_path, 6, eps="[0.02]", extra=extra)
+    sizes: dict[str, set[int]] = {}
+
+    submit = InProcess.submit
+
+    def seen(self: InProcess, batch: Batch) -> None:
+        sizes.setdefault(batch.task.method_name, set()).add(len(batch))
+        submit(self, batch)
+
+    monkeypatch.setattr(InProcess, "submit", seen)
+    run_here(campaign, tmp_path / "runs.db", batch=None)
+    assert sizes == {"linear": {6}, "dual": {6}, "branch": {1}}
 
 
 def test_a_budget_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from .output import console, exit_code, is_stdout, say_differences, say_note
 @click.option("--budget", type=float, help="Seconds for the whole run; what is left is for the next one.")
 @click.option("--memory", help="For all local workers together (on a cluster: for each), for example 4GB.")
 @click.option("--device", help="Where to compute, for example cuda; default: cpu.")
-@click.option("--batch", type=click.IntRange(min=1), help="Most instances worked on at once; default: 50.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="Most instances worked on at once; default: 50, or 1 with branching."
+)
 @click.option("--retry-errors", is_flag=True, help="Work again on instances that ended in an error.")
 @click.option("--recheck", is_flag=True, help="Compute again what the store knows, and say where it differs.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
@@ -84,7 +86,7 @@ def command(
     )
     for name in ("timeout", "budget"):
         deadline_after(options[name], name)
-    if not isinstance(options["batch"], int) or options["batch"] < 1:
+    if options["batch"] is not None and (not isinstance(options["batch"], int) or options["batch"] < 1):
         raise InvalidInput(f"batch must be a whole number of at least 1, got {options['batch']!r}")
     choice = find_executor(str(options["executor"]))
     total = None if options["memory"] is None else parse_size(str(options["memory"]))
@@ -116,7 +118,7 @@ def command(
 
 def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The command line over the campaign file over the defaults."""
-    defaults = {"executor": "local", "device": "cpu", "batch": 50}
+    defaults = {"executor": "local", "device": "cpu"}
     return {name: value if value is not None else file.get(name, defaults.get(name)) for name, value in given.items()}
 
 

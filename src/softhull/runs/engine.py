@@ -24,6 +24,7 @@ _HEARTBEAT = 5.0
 _POLL = 0.5  # seconds between two looks at what other processes have done
 _GRACE = 10.0  # seconds beyond the budget in which a batch may still come back with its best so far
 _HASHED_TOGETHER = 512
+_TOGETHER = 50  # instances of a batch
 
 
 class Executor(Protocol):
@@ -48,13 +49,14 @@ class Executor(Protocol):
 class Limits:
     """What a run may use: seconds an instance and in all, bytes a worker, instances at once.
 
+    ``batch``: None for one at a time where the method branches, whose answers are dear to lose, and 50 elsewhere.
     ``again``: errors are tried again; ``recheck``: so is everything that the store knows already.
     """
 
     timeout: float | None = None
     budget: float | None = None
     memory: int | None = None
-    batch: int = 50
+    batch: int | None = None
     device: str = "cpu"
     again: bool = False
     recheck: bool = False
@@ -102,7 +104,7 @@ class _Run:
     ) -> None:
         self.store, self.executor, self.reporter, self.limits = store, executor, reporter, limits
         self.deadline = None if limits.budget is None else time.monotonic() + limits.budget
-        self.sizes = BatchSizes(limits.batch, limits.memory)
+        self.sizes = BatchSizes(limits.batch or _TOGETHER, limits.memory)
         self.tasks: dict[int, Work] = {}
         self.open: deque[_Chunk] = deque()
         self.elsewhere: deque[_Chunk] = deque()
@@ -153,8 +155,9 @@ class _Run:
                 if key not in known:
                     known.add(key)
                     pairs.append((index, key))
-            for start in range(0, len(pairs), self.limits.batch):
-                part = pairs[start : start + self.limits.batch]
+            size = self.limits.batch or (1 if work.task.branches else _TOGETHER)
+            for start in range(0, len(pairs), size):
+                part = pairs[start : start + size]
                 self.open.append(_Chunk(number, work, tuple(i for i, _ in part), tuple(key for _, key in part)))
         for chunk in list(self.open):
             left = set(self._still_open(chunk).keys)

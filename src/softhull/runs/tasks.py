@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..propagate.methods import Auto, Branch
 from ..show import plain as plain_values
 
 # The key of an answer, field by field: the arguments of a question and the settings of a method that it holds whatever
@@ -74,6 +75,11 @@ class Task:
             "softmax_bound": self.softmax_bound,
             "keywords": _of_key(self.question, plain(self.keywords), self.defaults),
         }
+
+    @property
+    def branches(self) -> bool:
+        """Whether the method cuts what it does not prove into cells, whatever the time limit."""
+        return isinstance(self.method, Branch) or (isinstance(self.method, Auto) and self.method.branch > 0)
 
     def columns(self) -> dict[str, Any]:
         """The row of the task in a store."""
