@@ -279,3 +279,7 @@ def test_cells_are_boxes_where_few_inputs_move():
     (record,) = verify_robustness(graph, x, labels, ball, method=Branch(inner=plain, seconds=60)).records
     assert record.verdict is Verdict.CERTIFIED
     assert {entry for entry, _ in record.cuts} == {-1, 0, 1, 2}  # leaves, and the inputs that move
+    leaves = sum(entry < 0 for entry, _ in record.cuts)
+    assert record.cells is not None
+    assert record.to_dict()["cells"] == {"number": leaves, "depth": record.cells.depth, "left": 0}
+    assert math.log2(leaves) <= record.cells.depth < leaves

@@ -231,3 +231,4 @@ def test_what_was_done_when_an_interrupt_came_is_done(monkeypatch):
         assert result.interrupted
         assert sum("left" in record.message for record in result.records) == left
         assert sum(bool(record.message) for record in result.records) == left
+        assert sum(record.to_dict()["cells"]["left"] > 0 for record in result.records) == left

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from ..deadlines import passed
 from ..propagate.methods import Branch
 from .cuts import Cut, Path
-from .tree import Grown, Moment, Node
+from .tree import Cells, Grown, Moment, Node
 
 _watcher: Callable[[int, float], None] | None = None
 
@@ -178,15 +178,21 @@ class Search:
         """How many cells are not proved."""
         return len(self._open[problem]) + len(self._stuck[problem])
 
-    def described(self, instance: int) -> str:
-        """One line: how many cells all problems of an instance have, how deep, what is left."""
+    def cells(self, instance: int) -> Cells | None:
+        """Those of all problems of an instance; None: nothing was looked at."""
         if not self.roots:
-            return "not branched"
+            return None
         mine = [problem for problem, owner in enumerate(self.owner) if owner == instance]
         leaves = [leaf for problem in mine for leaf in self.roots[problem].leaves()]
-        left = sum(self.left(problem) for problem in mine)
-        line = f"{len(leaves)} cells, {max(leaf.depth for leaf in leaves)} cuts deep, {left or 'none'} left"
-        return line + ("; raise seconds or nodes" if left and self.instances[instance].stopped else "")
+        return Cells(len(leaves), max(leaf.depth for leaf in leaves), sum(self.left(problem) for problem in mine))
+
+    def described(self, instance: int) -> str:
+        """The same in one line, with what may help."""
+        cells = self.cells(instance)
+        if cells is None:
+            return "not branched"
+        line = f"{cells.number} cells, {cells.depth} cuts deep, {cells.left or 'none'} left"
+        return line + ("; raise seconds or nodes" if cells.left and self.instances[instance].stopped else "")
 
     def spent(self) -> dict[int, float]:
         """CPU seconds by instance."""

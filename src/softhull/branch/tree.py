@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .cuts import Cut, Path
 
@@ -13,6 +14,14 @@ class Moment:
 
     seconds: float
     bound: float
+    left: int
+
+
+class Cells(NamedTuple):
+    """How many cells an instance was cut into, how many cuts the deepest is below the whole, how many are left."""
+
+    number: int
+    depth: int
     left: int
 
 

@@ -210,6 +210,8 @@ class _Cutting:
         if not told:
             return
         self.found.notes[instance] = search.described(instance)
+        if (cells := search.cells(instance)) is not None:
+            self.found.cells[instance] = cells
         if self.effort.proofs and search.roots:
             self.found.grown[instance] = search.grown(instance)
 
@@ -298,6 +300,8 @@ class _Pieces:
         # What is done is done, though the others of the batch may have been cut short.
         found.notes |= dict.fromkeys(self.instance.tolist(), "")
         found.notes |= {i: search.described(i) for i in self.instance[torch.tensor(left)].tolist()}
+        cells = {i: search.cells(i) for i in self.instance.tolist()}
+        found.cells |= {i: made for i, made in cells.items() if made is not None}
         found.choices.append({"trees": search.roots})
 
     def _plane(self, problems: Tensor, ranges: Interval, at: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..branch.tree import Grown
+from ..branch.tree import Cells, Grown
 from ..graph.graph import Graph
 from ..propagate.knowledge import Knowledge
 from ..propagate.optimize import Apart, Chosen
@@ -59,6 +59,7 @@ class Solution:
     notes: dict[int, str] = field(default_factory=dict)  # by instance: what of the method could not be used
     cuts: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)  # by instance: what branching cut
     tried: dict[int, list[Tried]] = field(default_factory=dict)  # by instance: the stages that worked on it
+    cells: dict[int, Cells] = field(default_factory=dict)  # by instance: what branching made of it
     grown: dict[int, Grown] = field(default_factory=dict)  # by instance: the trees of a search, where proofs are kept
     # By row and instance: what proved a row that the first linear walk did not.
     proved_by: dict[tuple[int, int], str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ..show import data_frame, html_table, new_axes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..branch.tree import Grown
+    from ..branch.tree import Cells, Grown
     from ..propagate.optimize import Apart, Chosen
     from .problem import Tried
 
@@ -77,7 +77,8 @@ class Record:
     sharpened: Mapping[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
     # The stages that worked on it, first to last: what was tried, the bound after it, its share of the CPU seconds.
     tried: tuple[Tried, ...] = field(default=(), repr=False, compare=False)
-    # The cells that a search made of the region and how its bound rose, where proofs are kept.
+    cells: Cells | None = field(default=None, compare=False)  # how many a search made of the region
+    # The cells themselves, and how its bound rose, where proofs are kept.
     grown: Grown | None = field(default=None, repr=False, compare=False)
     predicted: int | None = None  # the class of the unperturbed input
     new_class: int | None = None  # the class of the counterexample, as the model file computes it
@@ -100,6 +101,8 @@ class Record:
         }
         if self.message:
             plain["message"] = self.message
+        if self.cells is not None:
+            plain["cells"] = self.cells._asdict()
         if self.tried:
             plain["tried"] = [vars(step) | {"bound": finite(step.bound)} for step in self.tried]
         if self.from_store:
@@ -120,7 +123,7 @@ class Record:
 
 def short_row(record: Any) -> dict[str, Any]:
     """The record of any question as one line of a table: everything but inputs and the steps of the work."""
-    return {name: value for name, value in record.to_dict().items() if name not in ("counterexample", "tried")}
+    return {name: value for name, value in record.to_dict().items() if name not in ("counterexample", "tried", "cells")}
 
 
 @dataclass(frozen=True, repr=False)

@@ -459,6 +459,7 @@ def _record(case: _Case, i: int, place: int, solution: Solution, region: Region,
     attack = float(solution.attack[place]) if solution.attack[place].isfinite() else None
     tried = tuple(solution.tried.get(place, ()))
     known: dict[str, Any] = {"bound": bound, "attack": attack, "grown": solution.grown.get(place), "tried": tried}
+    known["cells"] = solution.cells.get(place)
     known |= solution.spent.of(place)
     if bound > 0:
         rows = margins.rows[:, place]

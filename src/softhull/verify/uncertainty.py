@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..attack.score import ScoreAttack
 from ..bounds.rounding import check_rounding
+from ..branch.tree import Cells
 from ..deadlines import TimeLimits
 from ..devices import device_of
 from ..errors import InvalidInput, ModelError
@@ -34,7 +35,7 @@ from .names import renamed
 from .problem import Effort, Problem, Proof
 from .programs import Members, taken
 from .replay import contradictions
-from .result import SCHEMA, finite
+from .result import SCHEMA, finite, short_row
 from .score_claims import ScoreClaims
 from .scores import Score, find_score
 
@@ -64,7 +65,8 @@ class ScoreRecord:
     new_class: int | None = None  # the class of ``worst_input``
     from_store: bool = False  # read from a run store, not computed here
     proof: Proof | None = field(default=None, compare=False)  # where it was asked for
-    cpu_seconds: float = field(default=0.0, compare=False)  # as in ``Record``
+    cells: Cells | None = field(default=None, compare=False)  # as in ``Record``
+    cpu_seconds: float = field(default=0.0, compare=False)
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -79,6 +81,7 @@ class ScoreRecord:
         plain |= {name: finite(getattr(self, name)) for name in ("bound", "attack", "clean")}
         plain |= {"cpu_seconds": self.cpu_seconds, "seconds": self.seconds}
         plain |= {"message": self.message} if self.message else {}
+        plain |= {} if self.cells is None else {"cells": self.cells._asdict()}
         return plain | ({"from_store": True} if self.from_store else {})
 
     def __repr__(self) -> str:
@@ -86,7 +89,7 @@ class ScoreRecord:
         return f"<ScoreRecord {self.index}: {self.verdict}, label {self.label}, {numbers}>"
 
     def _repr_html_(self) -> str:
-        return html_table(f"Instance {self.index}", [self.to_dict()])
+        return html_table(f"Instance {self.index}", [short_row(self)])
 
 
 @dataclass(frozen=True, repr=False)
@@ -285,6 +288,7 @@ class _Asked:
                 predicted=int(own[i].argmax()),
                 new_class=int(at[i].argmax()),
                 proof=found.proof(i) if self.proofs else None,
+                cells=found.cells.get(i),
                 **found.spent.of(i),
             )
             for i, index in enumerate(batch.tolist())
