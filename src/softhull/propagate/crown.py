@@ -24,6 +24,7 @@ from torch import Tensor
 from ..deadlines import passed
 from ..graph.graph import Graph
 from ..graph.operator import Affine, Elementwise, Interval
+from ..graph.ops.conv import Conv
 from ..graph.rounding import largest, share, underflow
 from ..regions import Region, inner
 from . import log_sum_exp as log_sum_exp  # registers its rules
@@ -35,6 +36,7 @@ from .knowledge import Knowledge, brought
 from .methods import Linear, Paper
 from .rules import step, tightest
 from .second_order.elementwise import parallel_band
+from .stem import Stem
 from .structure import Structure, pieces, positions
 from .walk import Claim, Step, Walk
 
@@ -241,7 +243,7 @@ class LinearBounds:
 
     def chunk(self, index: int) -> int:
         """How many specifications on a node fit the memory at once, and stay near the processor."""
-        each = 8 * self.size * self.structure.width(index)
+        each = 8 * self.size * self.structure.width(index, self._stem() is None)
         return max(1, min(self.memory // each, max(_ROWS, _NEAR // each)))
 
     def remembers(self, index: int, specifications: int) -> bool:
@@ -251,11 +253,18 @@ class LinearBounds:
     def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None, end: int = -1) -> Interval:
         """Bounds by a walk that ends at the input, or at the first node that is not behind ``end``."""
         walk = _Concretised(self, index, both, contract, free)
-        walk.sources = range(-1, end + 1)
+        # The rows that are asked about are walked to the end: there are few of them, and every digit counts.
+        first = self._stem() if both and end < 0 and free is None and not C.requires_grad else None
+        walk.sources = range(-1, end + 1) if first is None else (-1, first[0])
         claim = walk.back(Claim.on(index, C))
-        lower = self.input_minimum(claim)
+        if first is not None and first[0] in claim.pending:
+            middle, reach = first[1].around(claim.pending[first[0]])
+            lower = self._total(claim.bound.expand(-1, self.size), middle - reach)
+            upper = -self._total(claim.negated().bound.expand(-1, self.size), -middle - reach)
+        else:
+            lower = self.input_minimum(claim)
+            upper = -self.input_minimum(claim.negated()) if walk.shared else lower
         if walk.shared:
-            upper = -self.input_minimum(claim.negated())
             return _sound(lower, -math.inf), _sound(upper, math.inf)
         lower = _sound(lower if walk.best is None else torch.maximum(lower, walk.best), -math.inf)
         half = C.shape[0]
@@ -299,9 +308,22 @@ class LinearBounds:
         total = claim.bound.expand(-1, self.size)
         for index, A in claim.pending.items():
             region = self.region if index < 0 else Region(*known(index))
-            found = region.minimum(A, self.outward)
-            total = total + found - self.share(1) * (total.detach().abs() + found.detach().abs())
+            total = self._total(total, region.minimum(A, self.outward))
         return total
+
+    def _total(self, one: Tensor, other: Tensor) -> Tensor:
+        """A sum, less what its rounding costs."""
+        return one + other - self.share(1) * (one.detach().abs() + other.detach().abs())
+
+    def _stem(self) -> tuple[int, Stem] | None:
+        """A first layer that is taken together with the region, and its node."""
+        index = self.structure.stem
+        if index is None or not self.outward or self.method.everywhere:
+            return None
+        operator = self.graph.nodes[index].operator
+        assert isinstance(operator, Conv)
+        found = self.knowledge.find("stem", index, lambda: Stem.of(operator, self.region))
+        return None if found is None else (index, found)
 
 
 class LinearWalk(Walk):
