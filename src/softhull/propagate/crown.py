@@ -38,6 +38,7 @@ from .rules import step, tightest
 from .second_order.elementwise import parallel_band
 from .stem import Stem
 from .structure import Structure, pieces, positions
+from .tokens import Some, by_position, some, some_step
 from .walk import Claim, Step, Walk
 
 # Bytes of one coefficient tensor that is walked with at once, and specifications that always are: larger tensors leave
@@ -165,7 +166,8 @@ class LinearBounds:
         if self.structure.end(index, len(wanted)) == index:
             return lower, upper
         lower, upper = lower.clone(), upper.clone()
-        for entries in pieces(wanted, self.chunk(index)):
+        ordered, together = by_position(wanted, node.shape)
+        for entries in pieces(ordered, max(1, min(together, self.chunk(index)))):
             self.check_time()
             units = lower.new_zeros(len(entries), 1, math.prod(node.shape))
             units[positions(entries), 0, entries] = 1
@@ -209,10 +211,15 @@ class LinearBounds:
         met = inner((sizes != 0).to(sizes), unbounded.to(sizes)) > 0
         return torch.where(met, math.inf, inner(sizes, torch.where(unbounded, 0.0, flat)))
 
-    def charge_of_step(self, index: int, A: Tensor) -> Tensor:
-        """What the rounding of an affine step costs, and the underflow of any step, where errors are not relative."""
+    def charge_of_step(self, index: int, A: Tensor, where: Some | None = None) -> Tensor:
+        """What the rounding of an affine step costs, and the underflow of any step, where errors are not relative.
+
+        ``where``: the coefficients are those of some positions, the others being zero.
+        """
         weights, floor = self.knowledge.find("costs", index, lambda: self._costs(index))
-        return floor if weights is None else floor + self.charge(A, weights)
+        if weights is None:
+            return floor
+        return floor + self.charge(A, weights if where is None else where.of(weights, 1))
 
     def _costs(self, index: int) -> tuple[Tensor | None, Tensor]:
         """What one unit of every coefficient costs, ``[B, *shape]`` (None: nothing), and what any step costs."""
@@ -382,6 +389,54 @@ class _Concretised(LinearWalk):
         super().__init__(bounds, contract, free)
         self.first, self.shared = index, both
         self.best: Tensor | None = None
+        self.some: dict[int, Some] = {}  # by pending node: where its coefficients are, which are kept without zeros
+
+    def back(self, claim: Claim) -> Claim:
+        ((index, A),) = claim.pending.items()
+        plain = self.contract or self.free is not None or self.bounds.method.everywhere or A.requires_grad
+        where = None if plain else some(A)
+        if where is None:
+            return super().back(claim)
+        self.some = {index: where}
+        claim = Claim({index: where.of(A, 2)}, claim.constant, claim.charge)
+        while inner := [i for i in claim.pending if i not in self.sources]:
+            claim = self._next(max(inner), self.arrive(max(inner), claim))
+        return replace(claim, pending={i: self._whole(i, A) for i, A in claim.pending.items()})
+
+    def _next(self, top: int, claim: Claim) -> Claim:
+        """The claim with one node replaced, coefficients without their zeros as long as there is a rule for that."""
+        pending, bounds = dict(claim.pending), self.bounds
+        A, where, node = pending.pop(top), self.some.get(top), bounds.graph.nodes[top]
+        found = None if where is None else some_step(node.operator, bounds, top, A, where)
+        if found is None:
+            A, where = self._whole(top, A), None
+            backs, shift = self.step(top, A)
+            found = [(back, None) for _, back in backs], shift
+        self.some.pop(top, None)
+        placed, shift = found
+        constant, charge = claim.constant + shift, claim.charge
+        if bounds.outward:
+            charge = charge + bounds.charge_of_step(top, A, where) + bounds.share(1) * constant.abs()
+        for i, (back, there) in zip(node.inputs, placed):
+            if i not in pending:
+                pending[i] = back
+                self.some |= {} if there is None else {i: there}
+                continue
+            if there is None or not there.same(self.some.get(i)):
+                back = back if there is None else there.whole(back, bounds.graph.shape_of(i))
+                pending[i], there = self._whole(i, pending[i]), None
+            pending[i] = pending[i] + back
+            if bounds.outward:
+                sizes = bounds.sizes(i)
+                charge = charge + bounds.share(1) * bounds.charge(
+                    pending[i], sizes if there is None else there.of(sizes, 1)
+                )
+        return Claim(pending, constant, charge)
+
+    def _whole(self, index: int, A: Tensor) -> Tensor:
+        """The coefficients of a pending node with their zeros, from now on."""
+        where = self.some.pop(index, None)
+        return A if where is None else where.whole(A, self.bounds.graph.shape_of(index))
 
     def arrive(self, index: int, claim: Claim) -> Claim:
         claim = super().arrive(index, claim)

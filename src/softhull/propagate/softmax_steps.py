@@ -74,6 +74,10 @@ class DensePlanes:
         """The planes with their values changed by so much."""
         return replace(self, below=self.below + below, above=self.above + above)
 
+    def of_rows(self, rows: Tensor) -> DensePlanes:
+        """The planes of some of the rows, shared by all specifications."""
+        return DensePlanes(*(getattr(self, f.name)[:, rows] for f in fields(self)))
+
     def take(self, instances: Tensor) -> DensePlanes:
         """The planes of some of the instances."""
         return DensePlanes(*(getattr(self, f.name)[instances] for f in fields(self)))
@@ -124,12 +128,17 @@ PlanesOfRows = DensePlanes | CompactPlanes
 
 @step.register(Softmax)
 def _(operator: Softmax, bounds: LinearBounds, index: int, A: Tensor, contract: bool, free: Free | None) -> Backs:
-    axis = operator.axis
+    return below_rows(bounds, operator.axis, A, row_planes(bounds, index, A.shape[0], free), index, free)
+
+
+def below_rows(
+    bounds: LinearBounds, axis: int, A: Tensor, planes: PlanesOfRows, index: int = -1, free: Free | None = None
+) -> Backs:
+    """What planes make of coefficients ``[S, B, ...]`` on rows of probabilities along an axis, which sum to one."""
     rows = A.movedim(axis + 2, -1)
     leading = rows.shape
     # Every instance has planes of its own, whether the coefficients differ between instances or not.
     rows = rows.reshape(*A.shape[:2], -1, leading[-1]).expand(-1, bounds.size, -1, -1)
-    planes = row_planes(bounds, index, A.shape[0], free)
     constant = A.new_zeros(())
     if bounds.method.simplex:
         multiplier = _multiplier(rows, planes)
