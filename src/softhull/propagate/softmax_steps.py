@@ -484,11 +484,9 @@ def _multiplier(rows: Tensor, planes: PlanesOfRows) -> Tensor:
     The bound is concave and piecewise linear in the multiplier; its slope after the t smallest coefficients is
     ``1 - sum of their upper values - sum of the lower values of the others``, and the optimum is where it turns.
     """
-    order = rows.argsort(-1)
-    ascending = rows.gather(-1, order)
-    least = planes.below.expand(rows.shape).gather(-1, order)
-    most = planes.above.expand(rows.shape).gather(-1, order)
-    slope = 1 - least.sum(-1, keepdim=True) - (most - least).cumsum(-1)
+    ascending, order = rows.sort(-1)
+    apart = (planes.above - planes.below).expand(rows.shape).gather(-1, order)
+    slope = 1 - planes.below.sum(-1, keepdim=True) - apart.cumsum(-1)
     turn = (slope <= 0).to(torch.int8)
     turn[..., -1] = 1
     return ascending.gather(-1, turn.argmax(-1, keepdim=True))
