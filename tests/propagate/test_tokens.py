@@ -115,6 +115,11 @@ def test_where_coefficients_are():
     assert not where.same(where.along(0))
     assert not where.same(Some(1, torch.tensor([3, 7])))
     assert some(torch.ones(5, 2, 3, 12, 4)) is None
+    for shape in ((), (3,), (12,)):
+        assert some(torch.ones(5, 2, *shape)) is None
+    alone = some(torch.eye(12)[:3].reshape(3, 1, 12))
+    assert alone is not None
+    assert alone.at.tolist() == [0, 1, 2]
 
 
 def test_every_entry_is_walked_for_once():

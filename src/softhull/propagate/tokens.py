@@ -59,11 +59,12 @@ class Some:
 
 def some(A: Tensor) -> Some | None:
     """Where ``A [S, B, *shape]`` is not zero, if that is a small part of a long axis."""
-    there = (A != 0).flatten(0, 1).any(0)
+    long = [axis for axis, size in enumerate(A.shape[2:]) if size >= _SHORTEST]
+    there = (A != 0).flatten(0, 1).any(0) if long else A
     best: Some | None = None
-    for axis, size in enumerate(there.shape):
-        at = there.movedim(axis, 0).flatten(1).any(1).nonzero()[:, 0]
-        if size >= _SHORTEST and 0 < len(at) <= size // 2 and (best is None or len(at) < len(best.at)):
+    for axis in long:
+        at = there.movedim(axis, 0).reshape(there.shape[axis], -1).any(1).nonzero()[:, 0]
+        if 0 < len(at) <= there.shape[axis] // 2 and (best is None or len(at) < len(best.at)):
             best = Some(axis, at)
     return best
 
