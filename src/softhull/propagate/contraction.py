@@ -65,6 +65,17 @@ def mixed(bounds: LinearBounds, index: int, C: Tensor) -> Found | None:
 
     None where these are too many: their walks are then better spent otherwise.
     """
+    flipped = _mixing(bounds, index)
+    return None if flipped is None else _keep_one(bounds, index, C, flipped, False, None, True)
+
+
+def is_mixed(bounds: LinearBounds, index: int) -> bool:
+    """Whether that is how a product is taken."""
+    return _mixing(bounds, index) is not None
+
+
+def _mixing(bounds: LinearBounds, index: int) -> bool | None:
+    """Whether it is the right factor that holds the probabilities; None where walks are better spent otherwise."""
     node = bounds.graph.nodes[index]
     operator = node.operator
     if not isinstance(operator, MatMul) or len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
@@ -72,8 +83,7 @@ def mixed(bounds: LinearBounds, index: int, C: Tensor) -> Found | None:
     rank = len(node.shape)
     for (kept, inner), axis, flipped in ((node.inputs, rank - 1, False), (node.inputs[::-1], rank - 2, True)):
         if bounds.structure.rows_are_softmax(kept, axis):
-            cheap = few(bounds, inner) and few(bounds, kept) and inner >= 0
-            return _keep_one(bounds, index, C, flipped, False, None, True) if cheap else None
+            return flipped if few(bounds, inner) and few(bounds, kept) and inner >= 0 else None
     return None
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..deadlines import passed
 from ..graph.graph import Graph
 from ..graph.operator import Affine, Elementwise, Interval
+from ..graph.ops.conv import Conv
 from ..graph.rounding import largest, share, underflow
 from ..regions import Region, inner
 from . import log_sum_exp as log_sum_exp  # registers its rules
@@ -35,7 +36,9 @@ from .knowledge import Knowledge, brought
 from .methods import Linear, Paper
 from .rules import step, tightest
 from .second_order.elementwise import parallel_band
+from .stem import Stem
 from .structure import Structure, pieces, positions
+from .tokens import Some, by_position, some, some_step
 from .walk import Claim, Step, Walk
 
 # Bytes of one coefficient tensor that is walked with at once, and specifications that always are: larger tensors leave
@@ -163,7 +166,8 @@ class LinearBounds:
         if self.structure.end(index, len(wanted)) == index:
             return lower, upper
         lower, upper = lower.clone(), upper.clone()
-        for entries in pieces(wanted, self.chunk(index)):
+        ordered, together = by_position(wanted, node.shape)
+        for entries in pieces(ordered, max(1, min(together, self.chunk(index)))):
             self.check_time()
             units = lower.new_zeros(len(entries), 1, math.prod(node.shape))
             units[positions(entries), 0, entries] = 1
@@ -207,10 +211,15 @@ class LinearBounds:
         met = inner((sizes != 0).to(sizes), unbounded.to(sizes)) > 0
         return torch.where(met, math.inf, inner(sizes, torch.where(unbounded, 0.0, flat)))
 
-    def charge_of_step(self, index: int, A: Tensor) -> Tensor:
-        """What the rounding of an affine step costs, and the underflow of any step, where errors are not relative."""
+    def charge_of_step(self, index: int, A: Tensor, where: Some | None = None) -> Tensor:
+        """What the rounding of an affine step costs, and the underflow of any step, where errors are not relative.
+
+        ``where``: the coefficients are those of some positions, the others being zero.
+        """
         weights, floor = self.knowledge.find("costs", index, lambda: self._costs(index))
-        return floor if weights is None else floor + self.charge(A, weights)
+        if weights is None:
+            return floor
+        return floor + self.charge(A, weights if where is None else where.of(weights, 1))
 
     def _costs(self, index: int) -> tuple[Tensor | None, Tensor]:
         """What one unit of every coefficient costs, ``[B, *shape]`` (None: nothing), and what any step costs."""
@@ -241,7 +250,7 @@ class LinearBounds:
 
     def chunk(self, index: int) -> int:
         """How many specifications on a node fit the memory at once, and stay near the processor."""
-        each = 8 * self.size * self.structure.width(index)
+        each = 8 * self.size * self.structure.width(index, self._stem() is None)
         return max(1, min(self.memory // each, max(_ROWS, _NEAR // each)))
 
     def remembers(self, index: int, specifications: int) -> bool:
@@ -251,11 +260,18 @@ class LinearBounds:
     def _walk(self, index: int, C: Tensor, both: bool, contract: bool, free: Free | None, end: int = -1) -> Interval:
         """Bounds by a walk that ends at the input, or at the first node that is not behind ``end``."""
         walk = _Concretised(self, index, both, contract, free)
-        walk.sources = range(-1, end + 1)
+        # The rows that are asked about are walked to the end: there are few of them, and every digit counts.
+        first = self._stem() if both and end < 0 and free is None and not C.requires_grad else None
+        walk.sources = range(-1, end + 1) if first is None else (-1, first[0])
         claim = walk.back(Claim.on(index, C))
-        lower = self.input_minimum(claim)
+        if first is not None and first[0] in claim.pending:
+            middle, reach = first[1].around(claim.pending[first[0]])
+            lower = self._total(claim.bound.expand(-1, self.size), middle - reach)
+            upper = -self._total(claim.negated().bound.expand(-1, self.size), -middle - reach)
+        else:
+            lower = self.input_minimum(claim)
+            upper = -self.input_minimum(claim.negated()) if walk.shared else lower
         if walk.shared:
-            upper = -self.input_minimum(claim.negated())
             return _sound(lower, -math.inf), _sound(upper, math.inf)
         lower = _sound(lower if walk.best is None else torch.maximum(lower, walk.best), -math.inf)
         half = C.shape[0]
@@ -299,9 +315,22 @@ class LinearBounds:
         total = claim.bound.expand(-1, self.size)
         for index, A in claim.pending.items():
             region = self.region if index < 0 else Region(*known(index))
-            found = region.minimum(A, self.outward)
-            total = total + found - self.share(1) * (total.detach().abs() + found.detach().abs())
+            total = self._total(total, region.minimum(A, self.outward))
         return total
+
+    def _total(self, one: Tensor, other: Tensor) -> Tensor:
+        """A sum, less what its rounding costs."""
+        return one + other - self.share(1) * (one.detach().abs() + other.detach().abs())
+
+    def _stem(self) -> tuple[int, Stem] | None:
+        """A first layer that is taken together with the region, and its node."""
+        index = self.structure.stem
+        if index is None or not self.outward or self.method.everywhere:
+            return None
+        operator = self.graph.nodes[index].operator
+        assert isinstance(operator, Conv)
+        found = self.knowledge.find("stem", index, lambda: Stem.of(operator, self.region))
+        return None if found is None else (index, found)
 
 
 class LinearWalk(Walk):
@@ -360,6 +389,54 @@ class _Concretised(LinearWalk):
         super().__init__(bounds, contract, free)
         self.first, self.shared = index, both
         self.best: Tensor | None = None
+        self.some: dict[int, Some] = {}  # by pending node: where its coefficients are, which are kept without zeros
+
+    def back(self, claim: Claim) -> Claim:
+        ((index, A),) = claim.pending.items()
+        plain = self.contract or self.free is not None or self.bounds.method.everywhere or A.requires_grad
+        where = None if plain else some(A)
+        if where is None:
+            return super().back(claim)
+        self.some = {index: where}
+        claim = Claim({index: where.of(A, 2)}, claim.constant, claim.charge)
+        while inner := [i for i in claim.pending if i not in self.sources]:
+            claim = self._next(max(inner), self.arrive(max(inner), claim))
+        return replace(claim, pending={i: self._whole(i, A) for i, A in claim.pending.items()})
+
+    def _next(self, top: int, claim: Claim) -> Claim:
+        """The claim with one node replaced, coefficients without their zeros as long as there is a rule for that."""
+        pending, bounds = dict(claim.pending), self.bounds
+        A, where, node = pending.pop(top), self.some.get(top), bounds.graph.nodes[top]
+        found = None if where is None else some_step(node.operator, bounds, top, A, where)
+        if found is None:
+            A, where = self._whole(top, A), None
+            backs, shift = self.step(top, A)
+            found = [(back, None) for _, back in backs], shift
+        self.some.pop(top, None)
+        placed, shift = found
+        constant, charge = claim.constant + shift, claim.charge
+        if bounds.outward:
+            charge = charge + bounds.charge_of_step(top, A, where) + bounds.share(1) * constant.abs()
+        for i, (back, there) in zip(node.inputs, placed):
+            if i not in pending:
+                pending[i] = back
+                self.some |= {} if there is None else {i: there}
+                continue
+            if there is None or not there.same(self.some.get(i)):
+                back = back if there is None else there.whole(back, bounds.graph.shape_of(i))
+                pending[i], there = self._whole(i, pending[i]), None
+            pending[i] = pending[i] + back
+            if bounds.outward:
+                sizes = bounds.sizes(i)
+                charge = charge + bounds.share(1) * bounds.charge(
+                    pending[i], sizes if there is None else there.of(sizes, 1)
+                )
+        return Claim(pending, constant, charge)
+
+    def _whole(self, index: int, A: Tensor) -> Tensor:
+        """The coefficients of a pending node with their zeros, from now on."""
+        where = self.some.pop(index, None)
+        return A if where is None else where.whole(A, self.bounds.graph.shape_of(index))
 
     def arrive(self, index: int, claim: Claim) -> Claim:
         claim = super().arrive(index, claim)

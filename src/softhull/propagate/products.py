@@ -71,7 +71,7 @@ def _term_by_term(operator: Bilinear, bounds: LinearBounds, index: int, C: Tenso
     mixing = _probabilities(bounds, index) if bounds.joint and free is None else None
     if mixing is not None and shut[mixing] is None:
         return _mixed_lines(operator, bounds, index, C, mixing, *intervals)
-    backs, constant = _planes(operator, bounds, index, C, free, *intervals)
+    backs, constant = planes_below(operator, bounds, index, C, free, *intervals)
     for side, masked in enumerate(shut):
         if masked is not None:
             backs = tuple(back * ~masked if i == side else back for i, back in enumerate(backs))
@@ -114,7 +114,7 @@ def _mixed_lines(
     return (on_x, on_y), -constant
 
 
-def _planes(
+def planes_below(
     operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, free: Free | None, x: Interval, y: Interval
 ) -> Backs:
     """One pair of McCormick planes per scalar product, mixed per output entry and shared along the inner dimension."""

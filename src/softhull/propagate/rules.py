@@ -41,7 +41,11 @@ def _(operator: Affine, bounds: LinearBounds, index: int, A: Tensor, contract: b
 
 @step.register(Elementwise)
 def _(operator: Elementwise, bounds: LinearBounds, index: int, A: Tensor, contract: bool, free: Free | None) -> Backs:
-    lines = _lines(operator, bounds, index, A.shape[0], free)
+    return between_lines(A, lines_of(operator, bounds, index, A.shape[0], free))
+
+
+def between_lines(A: Tensor, lines: Lines) -> Backs:
+    """What lines make of coefficients ``[S, B, ...]``: the lower ones where these are positive."""
     rising = A >= 0
     slope = torch.where(rising, lines.lower_slope, lines.upper_slope)
     offset = torch.where(rising, lines.lower_offset, lines.upper_offset)
@@ -53,7 +57,10 @@ def _(operator: Elementwise, bounds: LinearBounds, index: int, consumer: Element
     return operator.interval(bounds.interval(bounds.graph.nodes[index].inputs[0], operator))
 
 
-def _lines(operator: Elementwise, bounds: LinearBounds, index: int, specifications: int, free: Free | None) -> Lines:
+def lines_of(
+    operator: Elementwise, bounds: LinearBounds, index: int, specifications: int = 1, free: Free | None = None
+) -> Lines:
+    """The lines around a node, moved apart by what rounding costs; free parameters move them."""
     before = bounds.graph.nodes[index].inputs[0]
     if free is None:
         return bounds.knowledge.find(

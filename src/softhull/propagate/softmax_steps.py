@@ -74,6 +74,10 @@ class DensePlanes:
         """The planes with their values changed by so much."""
         return replace(self, below=self.below + below, above=self.above + above)
 
+    def of_rows(self, rows: Tensor) -> DensePlanes:
+        """The planes of some of the rows, shared by all specifications."""
+        return DensePlanes(*(getattr(self, f.name)[:, rows] for f in fields(self)))
+
     def take(self, instances: Tensor) -> DensePlanes:
         """The planes of some of the instances."""
         return DensePlanes(*(getattr(self, f.name)[instances] for f in fields(self)))
@@ -124,12 +128,17 @@ PlanesOfRows = DensePlanes | CompactPlanes
 
 @step.register(Softmax)
 def _(operator: Softmax, bounds: LinearBounds, index: int, A: Tensor, contract: bool, free: Free | None) -> Backs:
-    axis = operator.axis
+    return below_rows(bounds, operator.axis, A, row_planes(bounds, index, A.shape[0], free), index, free)
+
+
+def below_rows(
+    bounds: LinearBounds, axis: int, A: Tensor, planes: PlanesOfRows, index: int = -1, free: Free | None = None
+) -> Backs:
+    """What planes make of coefficients ``[S, B, ...]`` on rows of probabilities along an axis, which sum to one."""
     rows = A.movedim(axis + 2, -1)
     leading = rows.shape
     # Every instance has planes of its own, whether the coefficients differ between instances or not.
     rows = rows.reshape(*A.shape[:2], -1, leading[-1]).expand(-1, bounds.size, -1, -1)
-    planes = row_planes(bounds, index, A.shape[0], free)
     constant = A.new_zeros(())
     if bounds.method.simplex:
         multiplier = _multiplier(rows, planes)
@@ -475,11 +484,9 @@ def _multiplier(rows: Tensor, planes: PlanesOfRows) -> Tensor:
     The bound is concave and piecewise linear in the multiplier; its slope after the t smallest coefficients is
     ``1 - sum of their upper values - sum of the lower values of the others``, and the optimum is where it turns.
     """
-    order = rows.argsort(-1)
-    ascending = rows.gather(-1, order)
-    least = planes.below.expand(rows.shape).gather(-1, order)
-    most = planes.above.expand(rows.shape).gather(-1, order)
-    slope = 1 - least.sum(-1, keepdim=True) - (most - least).cumsum(-1)
+    ascending, order = rows.sort(-1)
+    apart = (planes.above - planes.below).expand(rows.shape).gather(-1, order)
+    slope = 1 - planes.below.sum(-1, keepdim=True) - apart.cumsum(-1)
     turn = (slope <= 0).to(torch.int8)
     turn[..., -1] = 1
     return ascending.gather(-1, turn.argmax(-1, keepdim=True))

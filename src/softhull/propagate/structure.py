@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..graph.graph import Graph
 from ..graph.operator import Affine
+from ..graph.ops.conv import Conv
 from ..graph.ops.gather import Gather
 from ..graph.ops.normalize import Normalized
 from ..graph.ops.slice import Slice
@@ -28,7 +29,7 @@ class Structure:
         self.graph = graph
         self._source: list[int] = []
         self._order: list[Tensor | None] = []
-        widest = total = math.prod(graph.input_shape)
+        widest, total = 0, math.prod(graph.input_shape)
         self._width: list[int] = []
         self._volume: list[int] = []
         for index, node in enumerate(graph.nodes):
@@ -58,6 +59,14 @@ class Structure:
             found[picked.flatten()] = True
         return found
 
+    @cached_property
+    def stem(self) -> int | None:
+        """The node through which alone the graph reads its input, patch by patch; None where there is none."""
+        readers = [index for index, node in enumerate(self.graph.nodes) if -1 in node.inputs]
+        operator = self.graph.nodes[readers[0]].operator if len(readers) == 1 else None
+        patches = isinstance(operator, Conv) and operator.in_patches(self.graph.input_shape)
+        return readers[0] if patches else None
+
     def source(self, index: int) -> int:
         """The node of which this one is a reordering (itself when it is not one)."""
         return self._source[index] if index >= 0 else index
@@ -75,9 +84,10 @@ class Structure:
                 found.add(later)
         return found
 
-    def width(self, index: int) -> int:
-        """The largest number of entries of the input and all nodes up to this one."""
-        return self._width[index] if index >= 0 else math.prod(self.graph.input_shape)
+    def width(self, index: int, whole: bool = True) -> int:
+        """The largest number of entries of all nodes up to this one and, on the ``whole``, of the input."""
+        inputs = math.prod(self.graph.input_shape) if whole or index < 0 else 0
+        return max(inputs, self._width[index] if index >= 0 else 0)
 
     def volume(self, index: int) -> int:
         """The number of entries of the input and all nodes up to this one together."""

@@ -66,11 +66,12 @@ def _(method: Branch, work: Work) -> Iterator[Any]:
         return
     walks = linear_walks(work, method.second_order.linear)
     yield walks
-    work.attack_open()
+    work.attack_open(1)  # the others may take longer than a proof
 
     done = networks.products and cutting.by_attention(walks)  # second order is then worth more than the first cells
     if done:
         yield from second_order(work, walks, method.second_order)
+    work.attack_open()
 
     def products() -> None:
         """Second order, with fitted rows: they gain more than many cells."""

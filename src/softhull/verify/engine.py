@@ -64,15 +64,16 @@ class Work:
         left = self.claims.open(self.found, self.tolerance)
         return (left if among is None else left & among).nonzero()[:, 0]
 
-    def attack_open(self) -> None:
-        """Attacks what is still undecided, if the effort allows for that."""
+    def attack_open(self, restarts: int | None = None) -> None:
+        """Attacks what is still undecided, if the effort allows for that, from so many points or as many as it says."""
         if self.effort.attack == "open":
-            self.attack(self.open())
+            self.attack(self.open(), restarts)
 
-    def attack(self, instances: Tensor) -> None:
+    def attack(self, instances: Tensor, restarts: int | None = None) -> None:
         """Attacks these instances unless time is up."""
         if len(instances) and not passed(self.effort.deadline):
-            self.claims.attack(self.problem, self.effort, self.found, instances)
+            effort = self.effort if restarts is None else replace(self.effort, restarts=restarts)
+            self.claims.attack(self.problem, effort, self.found, instances)
             self.tried("attack", instances)
 
     def tried(self, by: str, instances: Tensor) -> None:

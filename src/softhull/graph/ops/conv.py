@@ -36,7 +36,27 @@ class Conv(Affine):
     def _space(self) -> int:
         return len(self.strides)
 
+    def in_patches(self, shape: Shape) -> bool:
+        """Whether every input entry of this shape is read by one position of the kernel, and by no other."""
+        sizes = tuple(self.kernel.shape[2:])
+        apart = sizes == self.strides and all(d == 1 for d in self.dilations)
+        fits = all(n % k == 0 for n, k in zip(shape[2:], sizes))
+        return apart and fits and self.groups == 1 and not any(self.pads)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """What the positions of the kernel read of ``[B, N, C, *space]``, where these are patches: ``[B, N P, n]``."""
+        space, sizes = self._space, self.kernel.shape[2:]
+        split = [part for n, k in zip(x.shape[3:], sizes) for part in (n // k, k)]
+        apart = x.reshape(*x.shape[:3], *split)
+        seen, inside = (range(3 + first, 3 + 2 * space, 2) for first in (0, 1))
+        return apart.permute(0, 1, *seen, 2, *inside).reshape(len(x), -1, self.kernel[0].numel())
+
     def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        if self.in_patches(tuple(x.shape[1:])):
+            y = self.patches(x) @ kernel.flatten(1).T
+            y = y if bias is None else y + bias
+            seen = (n // k for n, k in zip(x.shape[3:], kernel.shape[2:]))
+            return y.reshape(*x.shape[:2], *seen, -1).movedim(-1, 2)
         flat = x.flatten(0, 1)
         if any(self.pads):
             # torch lists the last axis first, in front and behind side by side.

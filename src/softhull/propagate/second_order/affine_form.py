@@ -11,6 +11,7 @@ Centres and slopes are rounded; ``error`` is a running bound on what that, and n
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ...graph.rounding import share, underflow
 from ...regions import Region
-from .noise_parts import NoisePart, noise_parts
+from .noise_parts import NoisePart, noise_parts, with_single
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,21 @@ class Basis:
     def over_noise(self, slope: Tensor) -> Tensor:
         """Slopes ``[B or 1, entries, r']`` over the first r' of the basis as ``[B, entries, n]`` over the noise."""
         r = slope.shape[-1]
-        if self.map.ndim == 3:
+        if self.map.ndim == 3 and self.parts is None:
             return slope @ self.map[:, :r]
+        if self.parts is not None:
+            slope = torch.nn.functional.pad(slope, (0, self.size - r)) if r < self.size else slope
+            found = slope.new_zeros(max(len(slope), len(self.map)), slope.shape[1], self.noise)
+            for rows, part in self.by_part():
+                found[..., part.columns] = part.over(slope[..., rows])
+            return found
         return torch.nn.functional.pad(slope * self.map[:, None, :r], (0, self.noise - r))
+
+    def by_part(self) -> Iterator[tuple[Tensor, NoisePart]]:
+        """The basis entries of every part, where parts are known."""
+        assert self.parts is not None
+        order, parts = self.parts
+        return zip(order.split([part.count for part in parts]), parts)
 
     def values(self, noise: Tensor) -> Tensor:
         """The basis ``[B, r]`` for all the noise there is, ``[B, N]``."""
@@ -130,7 +143,7 @@ class Basis:
         wide[:, :r, :n] = self.map
         fresh = torch.arange(count, device=self.map.device)
         wide[:, r + fresh, n + fresh] = 1
-        return Basis(wide, numbers)
+        return Basis(wide, numbers, self.parts and with_single(*self.parts, r + fresh, n + fresh))
 
     def merged(self, kept: Tensor, first: int) -> Basis:
         """The same basis with the noise outside the mask ``kept [n]`` merged: at most one fresh number, from ``first``
@@ -157,7 +170,8 @@ class Basis:
 
     def in_parts(self) -> Basis:
         """The same, with its parts known."""
-        return self if self.map.ndim == 2 else replace(self, parts=noise_parts(self.map))
+        known = self.map.ndim == 2 or self.parts is not None
+        return self if known else replace(self, parts=noise_parts(self.map))
 
 
 @dataclass(frozen=True)
@@ -198,17 +212,22 @@ class AffineForm:
         return basis.over_noise(self.slope.flatten(2).mT)
 
 
-def input_form(region: Region) -> tuple[AffineForm, Basis, Noise]:
-    """The inputs of a region as a form; its noise and a basis in which every input is one entry."""
+def input_noise(region: Region) -> tuple[Tensor, Basis, Noise]:
+    """The centre of a region; its noise and a basis in which every input is one entry."""
     centre, radius = centre_and_radius(region)
     edges, held = region.at_edge, None
     if edges is not None:  # in every instance
         below, above = (mask.all(0) for mask in edges)
         held = below.to(centre) - (above & ~below).to(centre) if bool((below | above).any()) else None
     noise = Noise(math.prod(centre.shape[1:]), math.inf if region.centre is None else region.norm, held)
-    size = noise.inputs
+    return centre, Basis(radius.flatten(1)), noise
+
+
+def own_form(centre: Tensor, error: Tensor) -> AffineForm:
+    """A form ``[B, *shape]`` whose entries are those of the basis."""
+    size = centre[0].numel()
     identity = torch.eye(size, dtype=centre.dtype, device=centre.device).reshape(1, size, *centre.shape[1:])
-    return AffineForm(centre, identity, torch.zeros_like(centre)), Basis(radius.flatten(1)), noise
+    return AffineForm(centre, identity, error)
 
 
 def centre_and_radius(region: Region) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...graph.graph import Graph
 from ...graph.operator import Bilinear, Elementwise, Interval, Operator
+from ...graph.ops.conv import Conv
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.normalize import Normalized
 from ...graph.ops.relu import Relu
@@ -25,7 +26,7 @@ from ...graph.ops.softmax import Softmax
 from ...graph.rounding import share, ulps
 from ..crown import LinearBounds, reorder
 from ..softmax_steps import DensePlanes
-from .affine_form import AffineForm, Basis, input_form
+from .affine_form import AffineForm, Basis, input_noise, own_form
 from .kinks import Kinks
 from .logits import LogitRows, ProductLogits
 from .remainders import Gauge
@@ -85,8 +86,7 @@ class Forms:
         self.graph = bounds.graph
         self.memory = TENSORS * bounds.memory if memory is None else memory
         size = math.prod(self.graph.input_shape)
-        self._refuse_beyond(bounds.region.lower.element_size() * size * size, "the input")
-        form, basis, self.noise = input_form(bounds.region)
+        centre, basis, self.noise = input_noise(bounds.region)
         self.noise_count = basis.noise
         # What every noise number stands for, -1 for nothing: an input, or an entry of what was relaxed, out of so many.
         self._names, self.entries = torch.arange(size, device=bounds.region.lower.device)[None], size
@@ -104,10 +104,33 @@ class Forms:
         self.sharp, self.kinks = sharp, dict[int, Kinks]()
         nodes = enumerate(self.graph.nodes)
         self._rectifiers = {i for i, node in nodes if rectified and isinstance(node.operator, Relu)}
-        self._forms: dict[int, AffineForm] = {-1: form}
+        self._forms: dict[int, AffineForm] = {}
         self._gauge: Gauge | None = None
         self._metric: Tensor | None = None
         self._effect: Tensor | None = None  # of the noise [B, n] on the last narrow layer, where that is no basis
+        self._start(centre)
+
+    def _start(self, centre: Tensor) -> None:
+        """The form of the inputs or, where a first layer cuts these into patches, of that layer, which is narrower."""
+        each, size, stem = self.bounds.region.lower.element_size(), self.noise.inputs, self.bounds.structure.stem
+        if stem is None or math.prod(self.graph.nodes[stem].shape) >= size:
+            self._refuse_beyond(each * size * size, "the input")
+            self._forms[-1] = own_form(centre, torch.zeros_like(centre))
+            return
+        node = self.graph.nodes[stem]
+        operator, outputs = node.operator, math.prod(node.shape)
+        assert isinstance(operator, Conv)
+        self._refuse_beyond(each * len(centre) * outputs * size, node.label)
+        units = torch.eye(outputs, dtype=centre.dtype, device=centre.device).reshape(outputs, 1, *node.shape)
+        (back,), _ = operator.backward(units, (self.graph.input_shape,))
+        radius = self.basis.map
+        mapping = back.flatten(2).transpose(0, 1) * radius[:, None]
+        # The layer at the centre, and a product for every entry of the map.
+        terms = operator.terms(tuple(centre.shape[1:])) + 4
+        error = self.share(terms) * operator.magnitude(centre.abs() + radius.reshape(centre.shape)) + operator.slack
+        self._forms[stem] = own_form(operator.value(centre), error)
+        self.current += 1
+        self.bases = {self.current: Basis(mapping).in_parts()}
 
     def build(self) -> Self:
         """All forms that are needed, first to last; at the end the bounds know better differences."""
@@ -118,7 +141,7 @@ class Forms:
         last_use = last_uses(self.graph, needed, asking)
         for index in range(-1, max(asking, default=-1)):
             bounds.check_time()
-            if index >= 0 and index in needed:
+            if index >= 0 and index in needed and index not in self._forms:
                 node = self.graph.nodes[index]
                 entries = bounds.region.lower.element_size() * bounds.size * math.prod(node.shape)
                 self._refuse_beyond(entries * self.basis.size, node.label)
@@ -355,6 +378,9 @@ class Forms:
     def _rebase(self, nodes: list[int]) -> None:
         """Let the entries of the nodes through which everything later passes be the basis, if they are fewer."""
         forms = [self._forms[i] for i in nodes]
+        moving = [(form.slope != 0).any(1).flatten(1).sum(1) for form in forms]
+        if int(torch.stack([each.amax() for each in moving]).sum()) >= self.basis.size:
+            return
         mapping = torch.cat([form.noise_slope(self.basis) for form in forms], 1)
         alive = (mapping != 0).any(-1)
         count = max(1, int(alive.sum(1).max()))
@@ -378,7 +404,7 @@ class Forms:
         }
         numbers = self.basis.numbers
         self.current += 1
-        self.bases[self.current] = Basis(rows, numbers)
+        self.bases[self.current] = Basis(rows, numbers).in_parts()
         self._effect = self._gauge = self._metric = None
 
     @property

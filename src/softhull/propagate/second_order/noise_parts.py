@@ -52,6 +52,22 @@ class NoisePart(ABC):
         """``U'z [P, columns]``."""
 
     @abstractmethod
+    def over(self, slope: Tensor) -> Tensor:
+        """Slopes ``[P or 1, entries, rows]`` over the noise of its columns."""
+
+    @abstractmethod
+    def only(self, used: Tensor) -> NoisePart:
+        """The part with zeros for the rows outside the mask ``used [P, rows]``."""
+
+    @abstractmethod
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """The norms of its columns, and which of these are zero: ``[P or 1, columns]`` each."""
+
+    @abstractmethod
+    def gram(self, weights: Tensor) -> Tensor:
+        """``U diag(1/weights) U' [P, rows, rows]``."""
+
+    @abstractmethod
     def squares(self, Q: Tensor) -> Tensor:
         """The diagonal ``[P, columns]`` of ``U'Q U`` for ``Q [P, rows, rows]``."""
 
@@ -84,6 +100,18 @@ class Dense(NoisePart):
     def down(self, z: Tensor) -> Tensor:
         return (self.map.mT @ z[..., None])[..., 0]
 
+    def over(self, slope: Tensor) -> Tensor:
+        return slope @ self.map
+
+    def only(self, used: Tensor) -> NoisePart:
+        return Dense(self.map * used[..., None], self.columns)
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        return self.map.norm(dim=1), (self.map == 0).all(1)  # a norm may underflow
+
+    def gram(self, weights: Tensor) -> Tensor:
+        return (self.map / weights[:, None]) @ self.map.mT
+
     def squares(self, Q: Tensor) -> Tensor:
         return (self.map * (Q @ self.map)).sum(1)
 
@@ -115,6 +143,18 @@ class Single(NoisePart):
 
     def down(self, z: Tensor) -> Tensor:
         return self.map * z
+
+    def over(self, slope: Tensor) -> Tensor:
+        return slope * self.map[:, None]
+
+    def only(self, used: Tensor) -> NoisePart:
+        return Single(self.map * used, self.columns)
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        return self.map.abs(), self.map == 0
+
+    def gram(self, weights: Tensor) -> Tensor:
+        return torch.diag_embed(self.map / weights * self.map)
 
     def squares(self, Q: Tensor) -> Tensor:
         return self.map.square() * Q.diagonal(dim1=-2, dim2=-1)
@@ -157,6 +197,16 @@ def noise_parts(U: Tensor) -> tuple[Tensor, list[NoisePart]]:
         columns = there[alone].to(torch.uint8).argmax(1)
         parts.append(Single(shared[:, alone, columns], columns))
     return torch.cat([*groups, alone]), parts
+
+
+def with_single(order: Tensor, parts: list[NoisePart], rows: Tensor, columns: Tensor) -> tuple[Tensor, list[NoisePart]]:
+    """The same, followed by fresh ``rows`` that are one fresh noise number each."""
+    fresh = (parts[0].map if parts else order.new_ones(1, dtype=torch.float64)).new_ones(1, len(rows))
+    if parts and isinstance(parts[-1], Single):
+        (*parts, last) = parts
+        fresh = torch.cat((last.map, fresh.expand(len(last.map), -1)), 1)
+        columns = torch.cat((last.columns, columns))
+    return torch.cat((order, rows)), [*parts, Single(fresh, columns)]
 
 
 def _labels(there: Tensor) -> Tensor:

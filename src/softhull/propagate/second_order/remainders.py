@@ -30,24 +30,20 @@ class Gauge:
     """
 
     def __init__(self, basis: Basis, noise: Noise, used: Tensor | None = None, effect: Tensor | None = None) -> None:
-        mapping = basis.densified().map
-        if used is not None:
-            mapping = mapping * used[..., None]
-        weights = mapping.norm(dim=1)
+        weights, still = _columns(basis, used)
         if effect is not None:
             weights = torch.cat((effect.expand(len(weights), -1), weights[:, effect.shape[1] :]), 1)
-        still = (mapping == 0).all(1)  # a norm may underflow
         ball = noise.ball(weights.shape[-1], weights.device)
         if ball is not None:  # one multiplier for the whole ball
             weights = torch.where(ball, weights[:, ball].amax(-1, keepdim=True), weights)
         most = weights.amax(-1, keepdim=True)
         weights = torch.where(most > 0, torch.maximum(weights, 1e-6 * most), 1.0)
-        self.gram = (mapping / weights[:, None]) @ mapping.mT  # [B, r, r]
+        self.gram = _weighted_gram(basis, weights, used)  # [B, r, r]
         weights = weights.masked_fill(still, 0.0)
         self.cost = weights.sum(-1)
         if ball is not None:
             self.cost = weights[:, ~ball].sum(-1) + weights[:, ball].amax(-1)
-        r, n = mapping.shape[1:]
+        r, n = basis.size, basis.noise
         self.cost = self.cost * (1 + ulps(2 * n, weights.dtype))
         # Rounding of an inner product of slopes in this metric, in units of the product of their norms.
         self.rounding = ulps(4 * (n + 2 * r), weights.dtype)
@@ -65,6 +61,37 @@ class Gauge:
         """
         G = torch.cat((torch.cat((own, cross), -1), torch.cat((cross.mT, other), -1)), -2)
         return _eigenvalue_range(G, self.rounding, self.cost.reshape(-1, *[1] * (G.ndim - 3)))
+
+
+def _map(basis: Basis, used: Tensor | None) -> Tensor:
+    """The map of the noise, without the entries that are not used."""
+    mapping = basis.densified().map
+    return mapping if used is None else mapping * used[..., None]
+
+
+def _columns(basis: Basis, used: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How much every noise number moves the basis entries in ``used [B, r]``, and which move none: ``[B, n]`` each."""
+    if basis.parts is None:
+        mapping = _map(basis, used)
+        return mapping.norm(dim=1), (mapping == 0).all(1)  # a norm may underflow
+    lengths = basis.map.new_zeros(len(basis.map), basis.noise)
+    still = torch.ones_like(lengths, dtype=torch.bool)
+    for rows, part in basis.by_part():
+        own = part if used is None else part.only(used[:, rows])
+        lengths[:, part.columns], still[:, part.columns] = own.lengths()
+    return lengths, still
+
+
+def _weighted_gram(basis: Basis, weights: Tensor, used: Tensor | None) -> Tensor:
+    """``map diag(1/weights) map'``, part by part where parts are known."""
+    if basis.parts is None:
+        mapping = _map(basis, used)
+        return (mapping / weights[:, None]) @ mapping.mT
+    gram = basis.map.new_zeros(len(basis.map), basis.size, basis.size)
+    for rows, part in basis.by_part():
+        own = part if used is None else part.only(used[:, rows])
+        gram[:, rows[:, None], rows] = own.gram(weights[:, part.columns])
+    return gram
 
 
 def _eigenvalue_range(G: Tensor, rounding: float, cost: Tensor) -> Interval:
