@@ -215,7 +215,7 @@ def test_forms_hold(norm: str) -> None:
             continue
         form = forms.rows(proof.networks.whole(index))
         centre, slope = form.centre.astype(np.float64), forms.over_noise(form.slope, form.basis).astype(np.float64)
-        pairs, lower, upper = forms.differences(node)
+        pairs, lower, upper = forms.differences(index)
         assert (upper > lower).all()
         for _ in range(20):
             step = rng.choice([-1.0, 1.0], x.shape) * (1 if norm == "inf" else 1 / np.sqrt(x.size))

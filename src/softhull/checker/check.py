@@ -344,7 +344,7 @@ class _Check:
                 raise Refused("planes that were not derived for this node")
             self.known.forms.learn_softmax(index, planes)
         else:
-            self.known.learn_logits(node)
+            self.known.learn_logits(index, bool(step.get("own", False)))
 
     def _prove(self, start: list[tuple[View, Balls]], lower: Floats, upper: Floats, step: Mapping[str, Any]) -> None:
         """The claimed bounds against those of a walk for every row and its negative, where they claim anything."""
@@ -355,10 +355,12 @@ class _Check:
         sides = np.concatenate((lower, -upper))
         wanted = np.flatnonzero(sides > -np.inf)
         rules = step.get("rules", {}).values()
-        if any({"split", "fit", "bend"} & rule.keys() for rule in rules):
+        if any({"split", "fit", "bend", "kept"} & rule.keys() for rule in rules):
             self.spent += 8 * self.known.forms.count**2  # matrices over the noise
         widest = max(node.size for node in self.networks.nodes)
-        self.spent += 8 * widest**2 * sum("bend" in rule for rule in rules)  # forms of all entries of a kink
+        self.spent += (
+            8 * widest**2 * sum("bend" in rule or "kept" in rule for rule in rules)
+        )  # forms of all entries of a kink
         for pairs in (self._plain(rule["pairs"]) for rule in rules if "pairs" in rule):
             self.spent += 8 * widest * (widest + np.size(pairs))  # what pairs leave of a product
         for rule in (rule for rule in rules if "fit" in rule):
