@@ -65,7 +65,7 @@ class Searched:
             return None
         known, operator = self.warm.fits[twin], self.graph.nodes[twin].operator
         assert isinstance(operator, SoftmaxOperator)
-        R, K = node.rows.shape
+        K = node.rows.shape[1]
         shape = self.graph.nodes[twin].shape
         entries = np.arange(prod(shape)).reshape(shape)
         entries = np.moveaxis(entries, operator.axis, -1).reshape(-1, K)
@@ -85,14 +85,15 @@ class Searched:
             weights, met, price = weights[columns], met[columns], price[columns]
             J = int(price.argmin())
             others = np.delete(np.arange(K), J)
-            if price[J] != 0 or not np.isfinite(known.value[0, row]):
+            value = float(known.value[0, row])
+            if price[J] != 0 or not np.isfinite(value):
                 return None
             T = E[:, columns][:, others]
             found.append(
                 (
                     J,
                     weights,
-                    float(known.value[0, row]),
+                    value,
                     np.linalg.solve(T, centre),
                     T.T @ slope,
                     T.T @ matrix @ T,

@@ -219,8 +219,7 @@ class SecondOrder:
 
     def _fit_again(self, index: int, node: Softmax, known: Fits) -> Rule:
         """Known fits around where they are to be good: there, what is left of products of the logits costs least."""
-        R, K = node.rows.shape
-        others = np.array([np.delete(np.arange(K), J) for J in known.reference])
+        others = np.array([np.delete(np.arange(node.rows.shape[1]), J) for J in known.reference])
         point, low, high = self._points(index, node, known.reference, others)
         moved = np.clip(point, low, high) - known.origin
         bent = (known.matrix @ moved[..., None])[..., 0]

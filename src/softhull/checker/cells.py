@@ -56,9 +56,10 @@ class RowQuadratic:
         ``f(c + v) >= f(c) + sum_i min (-|g_i| |v_i| + F_ii v_i^2 / 2) - sum_(i<j) |F_ij| h_i h_j``, and a parabola
         that opens upward with its vertex inside is least there, any other at the end.
 
-        With lines, ``t = p - l`` is ``t_c + G v``, where G is the mean of ``dt/dd`` on the way from the centre, whose
-        entries are ``p_j ([j = k] - p_k) - slope_jk``. So ``t_j^2 = t_cj^2 + 2 t_cj (t_j - t_cj) + (G v)_j^2``, exactly:
-        the second term takes the constants ``2 price t_c`` off the weights, the last is ``v'G'diag(price)G v``.
+        With lines, ``t = p - l`` is ``t_c + G v``, where G is the mean of ``dt/dd`` on the way from the centre, with
+        entries among the values of ``p_j ([j = k] - p_k) - slope_jk`` there or between them. So, exactly,
+        ``t_j^2 = t_cj^2 + 2 t_cj (t_j - t_cj) + (G v)_j^2``: the second term takes the constants ``2 price t_c`` off
+        the weights, and the last is ``v'G'diag(price)G v``.
         """
         here, gradient, off = self._at(centre)
         value, weights = here, self.weights

@@ -358,9 +358,8 @@ class _Check:
         if any({"split", "fit", "bend", "kept"} & rule.keys() for rule in rules):
             self.spent += 8 * self.known.forms.count**2  # matrices over the noise
         widest = max(node.size for node in self.networks.nodes)
-        self.spent += (
-            8 * widest**2 * sum("bend" in rule or "kept" in rule for rule in rules)
-        )  # forms of all entries of a kink
+        # Forms of all entries of a kink.
+        self.spent += 8 * widest**2 * sum("bend" in rule or "kept" in rule for rule in rules)
         for pairs in (self._plain(rule["pairs"]) for rule in rules if "pairs" in rule):
             self.spent += 8 * widest * (widest + np.size(pairs))  # what pairs leave of a product
         for rule in (rule for rule in rules if "fit" in rule):

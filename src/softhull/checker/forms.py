@@ -288,13 +288,13 @@ class Forms:
         bases = {part.basis for part in parts}
         basis = bases.pop() if len(bases) == 1 else None
         size = self._size(basis)
-        if 2 * sum(len(part.C) + len(part.C.T) for part in parts) < size:  # fewer combinations than numbers
+        if 0 < 2 * sum(len(part.C) + len(part.C.T) for part in parts) < size:  # fewer combinations than numbers
             sides = [self.over_noise(side, part.basis) for part in parts for side in (part.left, part.right)]
             ends = np.cumsum([0, *map(len, sides)])
             C = zeros(ends[-1], ends[-1])
             for k, part in enumerate(parts):
-                left, right = (slice(*ends[n : n + 2]) for n in (2 * k, 2 * k + 1))
-                C[left, right], C[right, left] = part.C / 2, part.C.T / 2
+                one, other = (slice(*ends[n : n + 2]) for n in (2 * k, 2 * k + 1))
+                C[one, other], C[other, one] = part.C / 2, part.C.T / 2
             return Squares(np.concatenate(sides), C)
         total = arb_mat(size, size)
         for part in parts:

@@ -584,7 +584,7 @@ class Knowledge:
         return found, np.array([constant], dtype=object), Part(x.slope[used], C, x.slope[used], x.basis)
 
     def _kept(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
-        """Kinks that stay what they are in the quadratic, with multipliers ``kept [3, size]`` for what is known of them.
+        """Kinks that stay in the quadratic, with multipliers ``kept [3, size]`` for what is known of them.
 
         Theorem: with the proved slope r of a chord, ``A y = A r x + A (y - r x)``. Of ``y = max(x, s x)``, ``s <= 1``,
         ``u = y - s x`` and ``v = y - x`` are not negative, and one of them is 0. So for any ``a, b >= 0`` and any c
