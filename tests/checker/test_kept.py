@@ -57,6 +57,7 @@ def test_what_follows_is_never_above_the_kinks(seed: int, slope: float, eps: flo
     kept = rng.integers(0, 9, (3, ENTRIES)) / 4 * rng.choice([0.0, 1.0], (3, ENTRIES))
     kept[2] *= rng.choice([-1.0, 1.0], ENTRIES)
     found, constant, part = known._kept(index, A, {"kept": kept})
+    assert part.linear is not None
     ((before, on_x),) = found.items()
     x, y = known.forms.kept(index)
     X, Y = (known.forms.over_noise(form.slope, form.basis) for form in (x, y))
@@ -68,8 +69,7 @@ def test_what_follows_is_never_above_the_kinks(seed: int, slope: float, eps: flo
         into = x.centre + X[:, :INPUTS] @ e[:INPUTS]
         out = np.array([v.max(arb(node.slope) * v) for v in into], dtype=object)
         for i in range(ENTRIES):  # the noise that stands for what an entry is beside its chord
-            (own,) = np.flatnonzero([not v.is_zero() for v in Y[i, INPUTS:]]).tolist() or [None]
-            if own is not None:
+            for own in np.flatnonzero([not v.is_zero() for v in Y[i, INPUTS:]]).tolist():
                 e[INPUTS + own] = (out[i] - y.centre[i] - (Y[i, :INPUTS] * e[:INPUTS]).sum()) / Y[i, INPUTS + own]
                 assert not abs(e[INPUTS + own]) > 1
         true = (A[0] * out).sum()
@@ -78,7 +78,7 @@ def test_what_follows_is_never_above_the_kinks(seed: int, slope: float, eps: flo
         bound += (over[2][0] * e).sum() + ((over[0] @ e) * np.diagonal(part.C) * (over[1] @ e)).sum()
         assert not true < bound
         lost.append(float(true - bound))
-    assert before == networks.nodes[index].x.node
+    assert before == node.x.node
     if eps == 0.25 and (kept[:2] == 0).any():
         assert min(lost) < 10  # or the test would see nothing
 

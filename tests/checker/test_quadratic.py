@@ -196,9 +196,9 @@ def test_product_ranges(seed: int, norm: int) -> None:
         own = points[:, : noise.inputs]
         own /= np.maximum(np.linalg.norm(own, norm, axis=1, keepdims=True), 1)
     got = ((points @ X[left].T) * (points @ (C @ Y[right]).T)).sum(1)
-    for least, most in ((low, high), own_ends):
-        assert float(least) <= got.min()
-        assert got.max() <= float(most)
+    for below, above in ((low, high), own_ends):
+        assert float(below) <= got.min()
+        assert got.max() <= float(above)
     assert float(own_ends[1] - own_ends[0]) <= 1.0001 * float(high - low) or norm
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,7 +88,10 @@ class SecondOrder:
 
     @staticmethod
     def sharpened(proof: Proof, views: Sequence[View]) -> None:
-        """Claim all differences of the logits of short rows, each as a quadratic of its own."""
+        """Claim all differences of the logits of short rows, each as a quadratic of its own.
+
+        Kinks before them by lines, or as they are: neither is always better.
+        """
         found = SecondOrder(proof)
 
         def kept(index: int, A: Balls) -> Rule | None:
@@ -98,9 +102,8 @@ class SecondOrder:
             node = proof.networks.nodes[index]
             if isinstance(node, Softmax) and node.hidden is None and node.rows.shape[1] - 1 in CELLS:
                 for i, j in pairs_within(node).at.tolist():
-                    for choose in (None, kept):
-                        found.lead(node.x, i, j, first=choose)
-                        found.lead(node.x, j, i, first=choose)
+                    found._best(partial(found.lead, node.x, i, j), (None, kept))
+                    found._best(partial(found.lead, node.x, j, i), (None, kept))
 
     def near(self, noise: Floats) -> None:
         """Fits that come next are near this noise."""
@@ -157,6 +160,16 @@ class SecondOrder:
             if found > 0:
                 break
         return found
+
+    def _best(self, claim: Callable[..., float], ways: Sequence[Rules | None]) -> None:
+        """Keep the better of several claims, by what goes first in each; the noise of others is forgotten."""
+        start, forms, found = len(self.proof.steps), self.known.forms, []
+        for first in ways:
+            self.known.forms = forms.copy()
+            found.append((claim(first=first), self.proof.steps[start:], self.known.forms))
+            del self.proof.steps[start:]
+        _, steps, self.known.forms = max(found, key=lambda way: way[0])
+        self.proof.steps += steps
 
     @contextmanager
     def choosing(self, rows: str = "planes", first: Rules | None = None) -> Iterator[None]:
