@@ -65,10 +65,10 @@ def test_what_follows_is_never_above_rows_and_values(
     rule, A = made(rng, weights, moving, at), exact(weights[None])
     centre, values = exact(rng.uniform(0, 0.5, 3)), exact(moving)
     centre[2] = ONE - centre[0] - centre[1]
-    if weighted:  # a fit that is hardly for these weights
+    if weighted:  # a fit that is for others
         J, given = int(rule["fit"][0]), weights.copy()
         given[np.arange(3) != J] += rule["met"][0]
-        rule["weights"] = (given + 1e-3 * rng.normal(size=3))[None]
+        rule["weights"] = (given + 0.3 * rng.normal(size=3))[None]
     mixed, low, high, found = Mixed(index, centre, values, None), -100.0, 10.0, None
     while high - low > 0.01:
         rule["value"] = np.array([(low + high) / 2])
@@ -91,7 +91,7 @@ def test_what_follows_is_never_above_rows_and_values(
             bound += (part.linear * e).sum() + ((part.left @ e) * (part.C @ (part.right @ e))).sum()
         assert true >= bound
         least = min(least, float(true - bound))
-    assert least < 0.05  # or the test would see nothing
+    assert least < (0.6 if weighted else 0.05)  # or the test would see nothing
 
 
 @exactly

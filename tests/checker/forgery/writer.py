@@ -41,6 +41,7 @@ def norm_of(instance: Instance) -> str:
     return "inf" if np.isinf(instance.region.norm) else str(int(instance.region.norm))
 
 
+KEPT = 0.5  # share of the squares with which a kink alone loses least
 MULTIPLIERS = (0.0, 0.1, 1.0, 10.0)  # of cuts
 ALL_SCORES = "attention 2"  # the others have one: scores are concluded by the same rules whatever the network
 
@@ -145,9 +146,14 @@ def bent(proof: Proof, index: int, A: Any) -> Rule | None:
 
 
 def kept(proof: Proof, index: int, A: Any) -> Rule | None:
-    """Kinks that stay in the quadratic."""
+    """Kinks that stay in the quadratic, those of positive coefficients as lines."""
     node = proof.networks.nodes[index]
-    return {"kept": np.full((3, node.size), 0.125)} if isinstance(node, Kink) else None
+    if not isinstance(node, Kink):
+        return None
+    pull, (low, high) = A[0].astype(np.float64), proof.known.box(node.x)
+    up, share = np.maximum(pull, 0.0), (high > -low).astype(np.float64)
+    bent = np.where(high > 0, np.maximum(-pull, 0.0) / np.where(high > 0, high, 1.0), 0.0)
+    return {"kept": np.stack(((1 - share) * up, share * up, KEPT * bent))}
 
 
 def paired(proof: Proof, index: int, A: Balls) -> Rule | None:
