@@ -337,6 +337,9 @@ class _Check:
         node = self.networks.nodes[index]
         if not isinstance(node, Softmax):
             raise Refused("the form of a node that is no softmax")
+        own = bool(step.get("own", False))
+        if own:  # of each, matrices over the noise
+            self.spent += 8 * node.rows.size * node.rows.shape[1] * self.known.forms.count
         self._spend(node.rows.size * node.rows.shape[1] * max(self.known.forms.count, node.size))
         if step["claim"] == "form":
             planes = self.known.planes.get(step["planes"])
@@ -344,7 +347,7 @@ class _Check:
                 raise Refused("planes that were not derived for this node")
             self.known.forms.learn_softmax(index, planes)
         else:
-            self.known.learn_logits(index, bool(step.get("own", False)))
+            self.known.learn_logits(index, own)
 
     def _prove(self, start: list[tuple[View, Balls]], lower: Floats, upper: Floats, step: Mapping[str, Any]) -> None:
         """The claimed bounds against those of a walk for every row and its negative, where they claim anything."""
