@@ -12,13 +12,14 @@ from onnx import helper
 
 from softhull.certificates.prover import Proof
 from softhull.certificates.second_order import SecondOrder
-from softhull.checker import cells
+from softhull.checker import cells, replay
 from softhull.checker.balls import ONE, Balls, Floats, exact
 from softhull.checker.certificate import Refused
 from softhull.checker.check import region_of
 from softhull.checker.forms import Mixed
 from softhull.checker.network import Networks, Product, Softmax
-from softhull.checker.replay import Knowledge
+from softhull.checker.positions import Places
+from softhull.checker.replay import Cut, Knowledge
 from softhull.checker.session import exactly
 
 from .evaluate import random_attention, save
@@ -50,10 +51,11 @@ def made(rng: np.random.Generator, a: Floats, values: Floats, e: Floats) -> dict
     return rule | {"price": price[None], "level": level[None], "lines": lines[None]}
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 @exactly
 def test_what_follows_is_never_above_rows_and_values(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, weighted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At corners and inside, by balls and without any tolerance, with a fit that can hardly be higher."""
     monkeypatch.setattr(cells, "MOST_CELLS", 500)
@@ -63,6 +65,10 @@ def test_what_follows_is_never_above_rows_and_values(
     rule, A = made(rng, weights, moving, at), exact(weights[None])
     centre, values = exact(rng.uniform(0, 0.5, 3)), exact(moving)
     centre[2] = ONE - centre[0] - centre[1]
+    if weighted:  # a fit that is for others
+        J, given = int(rule["fit"][0]), weights.copy()
+        given[np.arange(3) != J] += rule["met"][0]
+        rule["weights"] = (given + 0.3 * rng.normal(size=3))[None]
     mixed, low, high, found = Mixed(index, centre, values, None), -100.0, 10.0, None
     while high - low > 0.01:
         rule["value"] = np.array([(low + high) / 2])
@@ -85,7 +91,35 @@ def test_what_follows_is_never_above_rows_and_values(
             bound += (part.linear * e).sum() + ((part.left @ e) * (part.C @ (part.right @ e))).sum()
         assert true >= bound
         least = min(least, float(true - bound))
-    assert least < 0.05  # or the test would see nothing
+    assert least < (0.6 if weighted else 0.05)  # or the test would see nothing
+
+
+@exactly
+def test_fits_of_a_part_are_not_those_of_the_whole(tmp_path: Path) -> None:
+    """What was proved in a cell is known in smaller ones, in no others, and of this fit alone."""
+    known, index = softmax_alone(tmp_path)
+    node = known.networks.nodes[index]
+    assert isinstance(node, Softmax)
+    A, weights = exact(np.array([[1.0, -2.0, 0.5]])), np.array([[1.0, -2.0, 0.5]])
+    rule = {"fit": np.array([2]), "weights": weights, "origin": np.zeros((1, 2)), "slope": np.zeros((1, 2))}
+    rule |= {"matrix": np.zeros((1, 2, 2)), "value": np.array([0.5])}
+    below = Cut(node.x.at(Places([1, 2], 3)), -2.5, 1)
+    with pytest.raises(Refused, match="not proved"):
+        known._fitted(index, A, rule, None)
+    above = Cut(node.x.at(Places([0, 1], 3)), 2.0, -1)
+    part = known.within(known.region, [below, above])
+    part._fitted(index, A, rule, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "below", lambda *_: False)
+        part.within(part.region, [])._fitted(index, A, rule, None)
+        for name in ("value", "slope", "origin", "matrix", "weights"):
+            with pytest.raises(Refused, match="not proved"):
+                part._fitted(index, A, rule | {name: rule[name] + 2.0**-40}, None)
+        with pytest.raises(Refused, match="not proved"):
+            part._fitted(index, A, rule | {"fit": np.array([1])}, None)
+    for larger in (known, known.within(known.region, [below])):
+        with pytest.raises(Refused, match="not proved"):
+            larger._fitted(index, A, rule, None)
 
 
 @exactly

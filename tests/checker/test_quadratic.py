@@ -189,14 +189,45 @@ def test_product_ranges(seed: int, norm: int) -> None:
     X[:, rng.integers(n)] = Y[:, 0] = 0.0
     left, right = rng.permutation(a)[:2], rng.permutation(b)[:2]
     C = rng.normal(size=(2, 2))
-    low, high = ProductRanges(exact(X), exact(Y), noise).between(left, exact(C), right)
+    ranges = ProductRanges(exact(X), exact(Y), noise)
+    (low, high), own_ends = (ranges.between(left, exact(C), right, own) for own in (False, True))
     points = rng.choice([-1.0, 1.0], (500, n)) * rng.choice([1.0, 0.5], (500, 1))
     if norm:
         own = points[:, : noise.inputs]
         own /= np.maximum(np.linalg.norm(own, norm, axis=1, keepdims=True), 1)
     got = ((points @ X[left].T) * (points @ (C @ Y[right]).T)).sum(1)
-    assert float(low) <= got.min()
-    assert got.max() <= float(high)
+    for below, above in ((low, high), own_ends):
+        assert float(below) <= got.min()
+        assert got.max() <= float(above)
+    assert float(own_ends[1] - own_ends[0]) <= 1.0001 * float(high - low) or norm
+
+
+@pytest.mark.parametrize("scale", [2.0**-500, 2.0**-60, 1.0, 2.0**60, 2.0**400])
+@pytest.mark.parametrize("kind", ["nothing", "one number", "one factor", "the same", "far apart", "one row"])
+def test_ranges_by_weights_of_their_own(kind: str, scale: float) -> None:
+    """By balls at all corners, for factors of any size, without any tolerance."""
+    rng = np.random.default_rng(0)
+    n, m = 6, 1 if kind == "one row" else 2
+    X, Y = (rng.integers(-8, 9, (m, n)).astype(float) for _ in range(2))
+    if kind == "nothing":
+        X[:], Y[:] = 0.0, 0.0
+    elif kind == "one number":
+        X[:, 1:], Y[:, 1:] = 0.0, 0.0
+    elif kind == "one factor":
+        Y[:] = 0.0
+    elif kind == "the same":
+        Y = X.copy()
+    elif kind == "far apart":
+        X, Y = X * 2.0 ** rng.integers(-100, 100, n), Y * 2.0 ** rng.integers(-100, 100, n)
+    X = X * scale
+    ranges, all_rows = ProductRanges(exact(X), exact(Y), Noise(n, 0)), np.arange(m)
+    low, high = ranges.between(all_rows, exact(np.eye(m)), all_rows, own=True)
+    assert low <= 0 <= high
+    for corner in np.array(np.meshgrid(*[[-1.0, 1.0]] * n)).reshape(n, -1).T:
+        e = exact(corner)
+        value = ((exact(X) @ e) * (exact(Y) @ e)).sum()
+        assert not value < low
+        assert not value > high
 
 
 @pytest.mark.parametrize("norm", ["inf", "2"])
@@ -215,7 +246,7 @@ def test_forms_hold(norm: str) -> None:
             continue
         form = forms.rows(proof.networks.whole(index))
         centre, slope = form.centre.astype(np.float64), forms.over_noise(form.slope, form.basis).astype(np.float64)
-        pairs, lower, upper = forms.differences(node)
+        pairs, lower, upper = forms.differences(index)
         assert (upper > lower).all()
         for _ in range(20):
             step = rng.choice([-1.0, 1.0], x.shape) * (1 if norm == "inf" else 1 / np.sqrt(x.size))

@@ -39,10 +39,10 @@ def _overwrite_repeated_entries(patch: Patch) -> None:
     """Where the logits of a softmax are combined, the last of several places with one entry counts alone."""
     whole = Forms.combinations
 
-    def combinations(self: Forms, view: View, rows: Balls) -> Any:
+    def combinations(self: Forms, view: View, rows: Balls, own: bool = False) -> Any:
         overwritten = zeros(len(rows), view.index.among)
         overwritten[:, view.index.flat] = rows
-        return whole(self, self.known.networks.whole(view.node), overwritten)
+        return whole(self, self.known.networks.whole(view.node), overwritten, own)
 
     def difference(self: Knowledge, view: View, i: int, j: int) -> float:
         first, second = view.index.flat[i], view.index.flat[j]

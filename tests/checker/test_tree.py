@@ -175,9 +175,9 @@ def cut_logits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarr
     run = Record(0, Verdict.CERTIFIED, proved_by={min({0, 1} - {label}): "cuts of logits"})
     widest, by_quadratics = ProductLeaves._widest, cuts._by_quadratics
 
-    def below_the_root(view: Any, label: int, rivals: Any, part: Any, warm: Any) -> float:
+    def below_the_root(followed: Any, view: Any, label: int, rivals: Any, part: Any, warm: Any) -> float:
         """The whole could be proved, by little: halves that are taken for one another cannot."""
-        return by_quadratics(view, label, rivals, part, warm) if part.known.cuts else -math.inf
+        return by_quadratics(followed, view, label, rivals, part, warm) if part.known.cuts else -math.inf
 
     def differences(leaves: ProductLeaves, spans: Any, *rest: Any) -> Any:
         return widest(leaves, {place: span for place, span in spans.items() if place[2] >= 0}, *rest)

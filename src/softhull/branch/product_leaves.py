@@ -77,6 +77,10 @@ class Warm:
     # The path of its multipliers: what noise stands for, d, those of cuts, mu, and those of rectifiers.
     begun: tuple[Tensor, Tensor, Tensor, Tensor, dict[Bend, float]] | None = None
     losses: dict[Place, float] = field(default_factory=dict)  # by the width of what may be cut
+    # What the bound comes from, for its certificate: noise of the inputs [n] near which rows are fitted, and the
+    # multipliers of rectifiers that stay.
+    near: Tensor | None = None
+    kinks: dict[Bend, float] = field(default_factory=dict)
 
 
 class ProductLeaves:
@@ -204,7 +208,18 @@ class ProductLeaves:
                 begun = batch.names[s].clone(), batch.begun.d[s].clone(), b, batch.begun.mu[s].clone(), kinks
             on_cuts = batch.on_cuts[s, : len(cell.path)].clone()
             losses = batch.losses[s] if batch.losses else {}
-            warm = Warm(on_cuts, max(missed, 0.0), own, noise, fits or None, begun, losses)
+            near = None if batch.near is None else batch.near[s, : batch.second.forms.noise.inputs].clone()
+            warm = Warm(
+                on_cuts,
+                max(missed, 0.0),
+                own,
+                noise,
+                fits or None,
+                begun,
+                losses,
+                near,
+                batch.kinks[s] if batch.kinks else {},
+            )
             cuts = self._widest(own, self.gains[cell.problem], CANDIDATES, losses)
             found.append(Solved(low, cuts, warm, batch.x[s], 128 * len(own)))
         return found
@@ -321,6 +336,7 @@ class _Batch:
         self.names: Tensor | None = None
         self.begun_b = torch.zeros_like(self.on_cuts)
         self.begun_kinks: list[dict[Bend, float]] = []
+        self.kinks: list[dict[Bend, float]] = []
         self.losses: list[dict[Place, float]] = []
         self.value = self.offsets.new_full((S,), -math.inf)
         self.d = self.offsets.new_full((S, self.second.forms.noise_count), math.nan)
@@ -432,11 +448,13 @@ class _Batch:
             self.begun_b = torch.zeros_like(self.on_cuts).scatter(1, which, on_path)
         if many:
             places = self._bending(quadratic)
-            on_path = found.begun.b[:, :many]
-            self.begun_kinks = [
-                {place: float(on_path[s, k]) for k, place in enumerate(own) if place is not None}
-                for s, own in enumerate(places)
-            ]
+            self.begun_kinks, self.kinks = (
+                [
+                    {place: float(b[s, k]) for k, place in enumerate(own) if place is not None}
+                    for s, own in enumerate(places)
+                ]
+                for b in (found.begun.b[:, :many], found.b[:, :many])
+            )
         self.begun, self.names, self.d_found = found.begun, self._names(n), found.d
         self.value = self._less(value, self.offsets)
         return found.x

@@ -32,13 +32,12 @@ from ..propagate.methods import Branch, Linear
 from ..regions import Region
 from .gradient import Followed
 from .prover import Proof
-from .second_order import PASSES, SecondOrder
+from .searched import Searched
+from .second_order import PASSES, SEARCHED, SecondOrder
 from .tree import Tree, check_size
 
 # CPU seconds for one rival.
 SECONDS = 120.0
-# Fits of a cell, with values as those of the search are, and the first near the same noise.
-_FITS = 2
 
 
 def prove_cuts(
@@ -56,8 +55,8 @@ def prove_cuts(
     prove: Callable[[Proof, Any], float]
     if logits:
         bounds = LinearBounds(graph, region, Branch().second_order.linear)
-        cells: CutLeaves | ProductLeaves = ProductLeaves(bounds, whole, rows, offset, sharp=False)
-        prove = partial(_by_quadratics, view, label, rivals)
+        cells: CutLeaves | ProductLeaves = ProductLeaves(bounds, whole, rows, offset)
+        prove = partial(_by_quadratics, followed, view, label, rivals)
     else:
         bounds = LinearBounds(graph, region, Linear(optimize=0, contract=False))
         cells = lines = CutLeaves(bounds, whole, rows, offset)
@@ -169,12 +168,12 @@ def _by_lines(
         return part.claim_sign(view, label == 1, on_cuts)
 
 
-def _by_quadratics(view: View, label: int, rivals: Sequence[int], part: Proof, warm: Any) -> float:
-    """What the checker proves of a cell by second order, with forms, fits and multipliers of the cell."""
-    second = SecondOrder.claimed(part, [view])
+def _by_quadratics(followed: Followed, view: View, label: int, rivals: Sequence[int], part: Proof, warm: Any) -> float:
+    """What the checker proves of a cell by second order, with fits and multipliers of the search, then with its own."""
+    second = SecondOrder.claimed(part, [view], own=True)
     on_cuts, passes = _multipliers(part, warm.on_cuts), PASSES
-    if warm.noise is not None:
-        second.near(warm.noise.numpy())
-        passes = passes[-_FITS:]
+    if warm.near is not None:
+        second.near(warm.near.numpy())
+        second.searched, passes = Searched(followed, warm), SEARCHED
     claim = partial(second.lead, view, label, rivals[0]) if rivals else partial(second.sign, view, label == 1)
     return second.first(partial(claim, on_cuts=on_cuts), passes)

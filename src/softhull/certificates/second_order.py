@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..checker.balls import Balls, Floats, is_zero
 from ..checker.certificate import Refused
-from ..checker.forms import Form, Mixed
+from ..checker.forms import Form, Mixed, pairs_within
 from ..checker.network import Curve, Input, Kink, Product, Softmax, View
 from ..checker.positions import Indices, Places
 from ..checker.quadratic import Squares
@@ -22,12 +23,15 @@ from ..propagate.second_order.row_fit import CELLS, fit_rows
 from ..propagate.second_order.specification import FITS, TOWARDS
 from .planes import STEEPEST, centre, referring
 from .prover import Proof
+from .searched import Fits, Searched
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # How rows of a softmax are passed, time after time: by planes, fitted, or fitted together with the values they mix.
 PASSES = ("planes", *("mixed" if mixed else "fitted" for mixed in FITS))
+# After a search: with its fits, then with our own.
+SEARCHED = ("searched", "mixed")
 _STEPS, _PATIENT = 15, 40  # on the multipliers; where there are fits there is nothing after it
 _LEAST = 1e-12  # of a price
 _BENDING = 1e-9  # differences of logits that vary less are as good as straight
@@ -38,8 +42,10 @@ _MORE, _ALWAYS = 1e-9, 1e-16
 class SecondOrder:
     """Forms of every softmax before some tensors, and margins that follow with them."""
 
-    def __init__(self, proof: Proof) -> None:
+    def __init__(self, proof: Proof, own: bool = False) -> None:
         self.proof, self.known = proof, proof.known
+        self.own = own  # whether what products leave of differences of logits has weights of its own
+        self.searched: Searched | None = None  # fits and multipliers of a search
         self._errors: dict[int, Floats] = {}  # of the probabilities beside their affine functions, by softmax
         self._rows = "planes"  # how rows of a softmax are passed, one of PASSES
         self._near: Floats | None = None  # noise near which they are fitted
@@ -48,9 +54,9 @@ class SecondOrder:
         self._left: list[int] = []  # the noise of what products leave of differences of logits
 
     @staticmethod
-    def claimed(proof: Proof, views: Sequence[View]) -> SecondOrder:
+    def claimed(proof: Proof, views: Sequence[View], own: bool = False) -> SecondOrder:
         """With the forms as steps of the proof."""
-        found = SecondOrder(proof)
+        found = SecondOrder(proof, own)
         for index in proof.before(views):
             if isinstance(proof.networks.nodes[index], Softmax):
                 found._form(index)
@@ -61,8 +67,8 @@ class SecondOrder:
         node, proof = self.proof.networks.nodes[index], self.proof
         assert isinstance(node, Softmax)
         name = proof.networks.names[index]
-        self.known.learn_logits(node)
-        proof.steps.append({"claim": "logits", "tensor": name})
+        self.known.learn_logits(index, self.own)
+        proof.steps.append({"claim": "logits", "tensor": name} | ({"own": 1} if self.own else {}))
         R, K = node.rows.shape
         below, above = np.zeros((1, R, K, 4)), np.zeros((1, R, K, K))
         for r in range(R):
@@ -79,6 +85,25 @@ class SecondOrder:
         form = forms.rows(proof.networks.whole(index))
         self._errors[index] = self._over_noise(form)[:, before:].sum(1)
         proof.derive_planes(index)
+
+    @staticmethod
+    def sharpened(proof: Proof, views: Sequence[View]) -> None:
+        """Claim all differences of the logits of short rows, each as a quadratic of its own.
+
+        Kinks before them by lines, or as they are: neither is always better.
+        """
+        found = SecondOrder(proof)
+
+        def kept(index: int, A: Balls) -> Rule | None:
+            node = proof.networks.nodes[index]
+            return {"kept": np.zeros((3, node.size))} if isinstance(node, Kink) else None
+
+        for index in proof.before(views):
+            node = proof.networks.nodes[index]
+            if isinstance(node, Softmax) and node.hidden is None and node.rows.shape[1] - 1 in CELLS:
+                for i, j in pairs_within(node).at.tolist():
+                    found._best(partial(found.lead, node.x, i, j), (None, kept))
+                    found._best(partial(found.lead, node.x, j, i), (None, kept))
 
     def near(self, noise: Floats) -> None:
         """Fits that come next are near this noise."""
@@ -136,6 +161,16 @@ class SecondOrder:
                 break
         return found
 
+    def _best(self, claim: Callable[..., float], ways: Sequence[Rules | None]) -> None:
+        """Keep the better of several claims, by what goes first in each; the noise of others is forgotten."""
+        start, forms, found = len(self.proof.steps), self.known.forms, []
+        for first in ways:
+            self.known.forms = forms.copy()
+            found.append((claim(first=first), self.proof.steps[start:], self.known.forms))
+            del self.proof.steps[start:]
+        _, steps, self.known.forms = max(found, key=lambda way: way[0])
+        self.proof.steps += steps
+
     @contextmanager
     def choosing(self, rows: str = "planes", first: Rules | None = None) -> Iterator[None]:
         """Walks that split products."""
@@ -157,16 +192,22 @@ class SecondOrder:
         node = self.proof.networks.nodes[index]
         if isinstance(node, Input):
             return self._multipliers(*A)
+        if isinstance(node, Kink) and self.searched is not None:
+            return self.searched.kept(index, node.size)
         if isinstance(node, Softmax) and self._fitted(index):
+            known = self._known_fits(index, node) if index in self._mixed else None
+            if known is not None:
+                return self._fit_again(index, node, known)
             return self._fit(index, node, node.outputs.of(A[0].astype(np.float64)))
         if not isinstance(node, Product):
             return None
         for side, view in enumerate((node.x, node.y)):
             source = self.proof.networks.nodes[view.node]
             if isinstance(source, Softmax) and sorted(view.index.flat) == list(range(source.size)):
-                reference = self._reference(node, A[0], side)
+                known = self._known_fits(view.node, source)
+                reference = self._reference(node, A[0], side) if known is None else known_reference(view, source, known)
                 rule: dict[str, Any] = {"split": side, "reference": reference}
-                if self._rows == "mixed" and self._fitted(view.node) and view.node not in self._mixed:
+                if self._rows in SEARCHED and self._fitted(view.node) and view.node not in self._mixed:
                     part = self.known.forms.split(node, A[0], side, reference, mixed=True)[2]
                     assert isinstance(part, Mixed)
                     self._mixed[view.node] = part, view.index.at.ravel()[np.unique(reference)]
@@ -182,6 +223,47 @@ class SecondOrder:
             return False
         apart = self._apart(node)
         return bool((-apart - apart.swapaxes(1, 2)).max() > _BENDING)
+
+    def _known_fits(self, index: int, node: Softmax) -> Fits | None:
+        """Those of a search, where they are asked for."""
+        if self.searched is None or self._rows != "searched" or not self._fitted(index):
+            return None
+        return self.searched.fits(index, node)
+
+    def _fit_again(self, index: int, node: Softmax, known: Fits) -> Rule:
+        """Known fits around where they are to be good: there, what is left of products of the logits costs least."""
+        others = np.array([np.delete(np.arange(node.rows.shape[1]), J) for J in known.reference])
+        point, low, high = self._points(index, node, known.reference, others)
+        moved = np.clip(point, low, high) - known.origin
+        bent = (known.matrix @ moved[..., None])[..., 0]
+        value = known.value + (moved * (known.slope + bent)).sum(1)
+        return {
+            "fit": known.reference,
+            "weights": known.weights,
+            "origin": known.origin + moved,
+            "slope": known.slope + 2 * bent,
+            "matrix": known.matrix,
+            "value": value - 1e-9 * (1 + np.abs(value)),
+            "price": np.maximum(known.price, _LEAST),
+            "level": known.level + (known.lines @ moved[..., None])[..., 0],
+            "lines": known.lines,
+            "met": known.met,
+        }
+
+    def _points(self, index: int, node: Softmax, reference: Indices, others: Indices) -> tuple[Floats, Floats, Floats]:
+        """Differences ``[R, K - 1]`` to a reference near which rows are fitted, and between which they are."""
+        near = self._near
+        assert near is not None
+        R, K = node.rows.shape
+        row, last, places = np.arange(R)[:, None], reference[:, None], node.rows.at
+        pairs = np.stack(np.broadcast_arrays(places[row, others], places[row, last]), -1).reshape(-1, 2)
+        before = self.known.forms.count
+        d = self.known.forms.apart(index, Places(pairs, node.size))
+        self._left += range(before, self.known.forms.count)
+        known = self._over_noise(d)[:, : len(near)]
+        point = (d.centre.astype(np.float64) + known @ near[: known.shape[1]]).reshape(R, K - 1)
+        apart = self._apart(node)
+        return point, apart[row, others, last], -apart[row, last, others]
 
     def _apart(self, node: Softmax) -> Floats:
         """Lower bounds ``[R, K, K]`` on the differences of the logits of every row."""
@@ -219,13 +301,7 @@ class SecondOrder:
         row, last = np.arange(R)[:, None], reference[:, None]
         others = np.array([np.delete(np.arange(K), J) for J in reference])
         places = node.rows.at
-        pairs = np.stack(np.broadcast_arrays(places[row, others], places[row, last]), -1).reshape(-1, 2)
-        before = self.known.forms.count
-        d = self.known.forms.apart(index, Places(pairs, node.size))
-        self._left += range(before, self.known.forms.count)
-        known = self._over_noise(d)[:, : len(near)]
-        point = (d.centre.astype(np.float64) + known @ near[: known.shape[1]]).reshape(R, K - 1)
-        low, high = apart[row, others, last], -apart[row, last, others]
+        point, low, high = self._points(index, node, reference, others)
         middle = low + (high - low) / 2
         between = apart[row[..., None], others[:, :, None], others[:, None]]
         between = between - middle[:, :, None] + middle[:, None]
@@ -316,6 +392,15 @@ class SecondOrder:
         near[used] = minimiser(problem, torch.from_numpy(multipliers[used])[None])[0].nan_to_num().numpy()
         self._least_at(near)
         return {"multipliers": multipliers, "point": point}
+
+
+def known_reference(view: View, source: Softmax, known: Fits) -> Indices:
+    """For every place of a factor that is all probabilities of a softmax: that of the reference of its row."""
+    place = np.argsort(view.index.at)  # where every probability stands in the factor
+    found = np.full(view.size, -1)
+    for members, J in zip(source.outputs.of(place), known.reference):
+        found[members] = members[J]
+    return found
 
 
 class QuadraticRows:

@@ -125,6 +125,8 @@ def _lead(
     if cut and followed is not None:
         from .cuts import prove_cuts
 
+        if "cuts of logits" in (hows or {}).values():
+            SecondOrder.sharpened(proof, [logits])
         for rival in [k for k in cut if not rivals or k in rivals]:
             by_logits = (hows or {})[rival] == "cuts of logits"
             prove_cuts(proof, followed, region, logits, label, [rival] if rivals else [], by_logits)

@@ -19,7 +19,6 @@ positive = np.frompyfunc(lambda a: a.max(ZERO), 1, 1)
 negative = np.frompyfunc(lambda a: a.min(ZERO), 1, 1)
 magnitude = np.frompyfunc(abs, 1, 1)
 is_zero = np.frompyfunc(lambda a: a.is_zero(), 1, 1)
-around = np.frompyfunc(lambda a, r: (a - r).union(a + r), 2, 1)  # all within r of a
 
 
 def zeros(*shape: int) -> Balls:

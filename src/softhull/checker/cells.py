@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from flint import arb
 
-from .balls import ONE, ZERO, Balls, around, exact, magnitude, matrix, times, zeros
+from .balls import ONE, ZERO, Balls, exact, magnitude, matrix, times, zeros
 from .softmax_planes import Logits
 
 MOST_CELLS = 1 << 13  # of one row
@@ -56,17 +56,17 @@ class RowQuadratic:
         ``f(c + v) >= f(c) + sum_i min (-|g_i| |v_i| + F_ii v_i^2 / 2) - sum_(i<j) |F_ij| h_i h_j``, and a parabola
         that opens upward with its vertex inside is least there, any other at the end.
 
-        With lines, ``t = p - l`` and ``G = dt/dd``, so that ``G_jk = p_j ([j = k] - p_k) - slope_jk``, the Hessian of
-        ``sum_j price_j t_j^2`` is ``2 G'diag(price) G`` and that of ``sum_j w_j p_j`` for ``w = 2 price t`` at that
-        point: it takes w off the weights. By the mean value theorem t is within ``|G| h`` of its value at the centre.
+        With lines, ``t = p - l`` is ``t_c + G v``, where G is the mean of ``dt/dd`` on the way from the centre, with
+        entries among the values of ``p_j ([j = k] - p_k) - slope_jk`` there or between them. So, exactly,
+        ``t_j^2 = t_cj^2 + 2 t_cj (t_j - t_cj) + (G v)_j^2``: the second term takes the constants ``2 price t_c`` off
+        the weights, and the last is ``v'G'diag(price)G v``.
         """
         here, gradient, off = self._at(centre)
         value, weights = here, self.weights
         p, bent = _ranges(centre, half), -2 * self.H
         if self.lines is not None:
             price, G = self.lines.price, _slopes(p) - self.lines.slope
-            moved = (magnitude(G) * half).sum(1)
-            weights = weights - 2 * price * around(off, moved)
+            weights = weights - 2 * price * off
             bent = bent - 2 * times(G.T * price, matrix(G))
         u = weights - (p * weights).sum()
         F = bent - np.outer(p, p) * (u[:, None] + u[None])

@@ -337,6 +337,9 @@ class _Check:
         node = self.networks.nodes[index]
         if not isinstance(node, Softmax):
             raise Refused("the form of a node that is no softmax")
+        own = bool(step.get("own", False))
+        if own:  # of each, matrices over the noise
+            self.spent += 8 * node.rows.size * node.rows.shape[1] * self.known.forms.count
         self._spend(node.rows.size * node.rows.shape[1] * max(self.known.forms.count, node.size))
         if step["claim"] == "form":
             planes = self.known.planes.get(step["planes"])
@@ -344,7 +347,7 @@ class _Check:
                 raise Refused("planes that were not derived for this node")
             self.known.forms.learn_softmax(index, planes)
         else:
-            self.known.learn_logits(node)
+            self.known.learn_logits(index, own)
 
     def _prove(self, start: list[tuple[View, Balls]], lower: Floats, upper: Floats, step: Mapping[str, Any]) -> None:
         """The claimed bounds against those of a walk for every row and its negative, where they claim anything."""
@@ -355,10 +358,11 @@ class _Check:
         sides = np.concatenate((lower, -upper))
         wanted = np.flatnonzero(sides > -np.inf)
         rules = step.get("rules", {}).values()
-        if any({"split", "fit", "bend"} & rule.keys() for rule in rules):
+        if any({"split", "fit", "bend", "kept"} & rule.keys() for rule in rules):
             self.spent += 8 * self.known.forms.count**2  # matrices over the noise
         widest = max(node.size for node in self.networks.nodes)
-        self.spent += 8 * widest**2 * sum("bend" in rule for rule in rules)  # forms of all entries of a kink
+        # Forms of all entries of a kink.
+        self.spent += 8 * widest**2 * sum("bend" in rule or "kept" in rule for rule in rules)
         for pairs in (self._plain(rule["pairs"]) for rule in rules if "pairs" in rule):
             self.spent += 8 * widest * (widest + np.size(pairs))  # what pairs leave of a product
         for rule in (rule for rule in rules if "fit" in rule):

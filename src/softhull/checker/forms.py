@@ -118,6 +118,7 @@ class Forms:
         self._ranges: dict[int, ProductRanges] = {}  # by product
         self._bent: dict[int, Form] = {}  # by kink
         self._apart: dict[tuple[int, int, int], Form] = {}  # by softmax and pair of places
+        self._own: frozenset[int] = frozenset()  # of every softmax whose differences have weights of their own
 
     def copy(self) -> Forms:
         """The same forms, which do not see what is found of these later."""
@@ -283,9 +284,18 @@ class Forms:
 
     def _squares(self, parts: Sequence[Part]) -> Squares:
         """Theorem: ``z'T z = z'(T + T')z / 2``."""
+        parts = [part for part in parts if part.C.size]
         bases = {part.basis for part in parts}
         basis = bases.pop() if len(bases) == 1 else None
         size = self._size(basis)
+        if 0 < 2 * sum(len(part.C) + len(part.C.T) for part in parts) < size:  # fewer combinations than numbers
+            sides = [self.over_noise(side, part.basis) for part in parts for side in (part.left, part.right)]
+            ends = np.cumsum([0, *map(len, sides)])
+            C = zeros(ends[-1], ends[-1])
+            for k, part in enumerate(parts):
+                one, other = (slice(*ends[n : n + 2]) for n in (2 * k, 2 * k + 1))
+                C[one, other], C[other, one] = part.C / 2, part.C.T / 2
+            return Squares(np.concatenate(sides), C)
         total = arb_mat(size, size)
         for part in parts:
             left, right = (
@@ -299,8 +309,11 @@ class Forms:
 
     # Softmax
 
-    def combinations(self, view: View, rows: Balls) -> tuple[Form, Balls, Balls]:
-        """The form of ``rows [N, places] @ view`` up to a rest, and the least and the most ``[N]`` of that."""
+    def combinations(self, view: View, rows: Balls, own: bool = False) -> tuple[Form, Balls, Balls]:
+        """The form of ``rows [N, places] @ view`` up to a rest, and the least and the most ``[N]`` of that.
+
+        ``own``: that of each by weights of its own.
+        """
         nodes = self.known.networks.nodes
         pending, centre = dict[int, Balls](), zeros(len(rows))
         self.known.put(pending, view, rows)
@@ -322,7 +335,7 @@ class Forms:
                     self._ranges[top] = ProductRanges(X, Y, self.noise)
                 for n, row in enumerate(A):
                     first, C, second = _used(here, row)
-                    least, most = self._ranges[top].between(first.at, C, second.at)
+                    least, most = self._ranges[top].between(first.at, C, second.at, own)
                     low[n], high[n] = low[n] + least, high[n] + most
                 x_centre, y_centre, C = here.left.of(x.centre), here.right.of(y.centre), here.out.of(A)
                 self.known.put(found, here.x.at(here.left), C * y_centre)
@@ -338,10 +351,17 @@ class Forms:
         slope = reduce(np.add, [end.slope for end in ends])
         return Form(centre, slope, ends[0].basis), low, high
 
-    def differences(self, node: Softmax) -> tuple[Places, Balls, Balls]:
-        """All pairs of places within the rows of a softmax, and bounds on the differences of their logits."""
+    def differences(self, index: int, own: bool = False) -> tuple[Places, Balls, Balls]:
+        """All pairs of places within the rows of a softmax, and bounds on the differences of their logits.
+
+        ``own``: what products leave of each is bounded by weights of its own, from now on (``apart``).
+        """
+        node = self.known.networks.nodes[index]
+        assert isinstance(node, Softmax)
+        if own:
+            self._own = self._own | {index}
         pairs = pairs_within(node)
-        form, low, high = self.combinations(node.x, unit_rows(pairs))
+        form, low, high = self.combinations(node.x, unit_rows(pairs), own)
         reach = self.reach(form)
         return pairs, form.centre + low - reach, form.centre + high + reach
 
@@ -354,7 +374,8 @@ class Forms:
         assert isinstance(node, Softmax)
         new = [pair for pair in pairs.at.tolist() if (index, *pair) not in self._apart]
         if new:
-            form = self._closed(*self.combinations(node.x, unit_rows(Places(new, node.size))))
+            own = index in self._own
+            form = self._closed(*self.combinations(node.x, unit_rows(Places(new, node.size)), own))
             for n, (i, j) in enumerate(new):
                 self._apart[index, i, j] = Form(form.centre[n : n + 1], form.slope[n : n + 1], form.basis)
         found = self.together(*(self._apart[index, i, j] for i, j in pairs.at.tolist()))
@@ -371,6 +392,16 @@ class Forms:
             self._bent[index] = self._closed(*self.combinations(node.x, identity(node.size)))
         form = self._bent[index]
         return replace(form, slope=padded(form.slope, self._size(form.basis)))
+
+    def kept(self, index: int) -> tuple[Form, Form]:
+        """What a kink is applied to and what comes out, over one basis."""
+        node = self.known.networks.nodes[index]
+        assert isinstance(node, Kink)
+        if node.size * max(node.size, self.count) > LARGEST_FORM:
+            raise Refused("a form of more coefficients than the checker allows")
+        y = self.rows(self.known.networks.whole(index))  # first, as it may bring noise
+        x, y = self.together(self.rows(node.x), y)
+        return x, y
 
     def _closed(self, form: Form, low: Balls, high: Balls) -> Form:
         """The form of combinations whose rest lies between two ends."""

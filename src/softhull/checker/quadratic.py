@@ -176,10 +176,12 @@ class ProductRanges:
     Take weights ``d > 0`` and ``G = F diag(1/d) F'`` for F, both factors stacked. Then ``f = F e`` has
     ``f'G^-1 f <= e'diag(d) e <= cost(d)``; with ``L L' >= G``, ``u = L^-1 f`` has ``|u|^2 <= cost(d)``. The product is
     ``u'S u`` with S the symmetric part of ``L_P' L_R``: it lies between the least and the largest eigenvalue of S, or
-    zero, times the cost. One set of weights serves all, so that the matrices of a product are as small as its factors.
+    zero, times the cost. One set of weights serves all, so that the matrices of a product are as small as its factors;
+    or a product has weights of its own, which tell more. Noise that moves neither factor weighs nothing then.
     """
 
     def __init__(self, X: Balls, Y: Balls, noise: Noise) -> None:
+        self.X, self.Y, self.noise = X, Y, noise
         F = np.concatenate((X, Y))
         size = np.sqrt((F.astype(np.float64) ** 2).sum(0))
         if noise.norm:  # one weight for the whole ball
@@ -189,42 +191,91 @@ class ProductRanges:
         self.cost = noise.cost(d)
         G = times(F / d, matrix(F.T))
         n = len(X)
-        self.own, self.cross, self.other = G[:n, :n], G[:n, n:], G[n:, n:]
+        self.gram, self.cross, self.other = G[:n, :n], G[:n, n:], G[n:, n:]
 
-    def between(self, left: Indices, C: Balls, right: Indices) -> tuple[arb, arb]:
-        """The range for ``P = X[left]`` and ``R = C Y[right]``."""
-        m = min(len(left), len(right))
-        if not m:  # a sum of nothing
+    def between(self, left: Indices, C: Balls, right: Indices, own: bool = False) -> tuple[arb, arb]:
+        """The range for ``P = X[left]`` and ``R = C Y[right]``; ``own``: by weights of its own, over a box."""
+        if not min(len(left), len(right)):  # a sum of nothing
             return ZERO, ZERO
-        own, cross, other = (
-            self.own[np.ix_(left, left)],
+        fewer = len(right) < len(left)  # (X e)'C (Y e) is (C'X e)'(Y e): as few numbers as possible
+        if own and not self.noise.norm:
+            P, R = self.X[left], self.Y[right]
+            P, R = (times(C.T, matrix(P)), R) if fewer else (P, times(C, matrix(R)))
+            F = np.concatenate((P, R))
+            F = F[:, ~is_zero(F).astype(bool).all(0)]
+            if not F.size:
+                return ZERO, ZERO
+            d = exact(_weights(F.astype(np.float64)))
+            return _by_eigenvalues(times(F / d, matrix(F.T)), d.sum())
+        gram, cross, other = (
+            self.gram[np.ix_(left, left)],
             self.cross[np.ix_(left, right)],
             self.other[np.ix_(right, right)],
         )
-        if len(right) < len(left):  # (X e)'C (Y e) is (C'X e)'(Y e): as few numbers as possible
-            own, cross, other, C = other, cross.T, own, C.T
+        if fewer:
+            gram, cross, other, C = other, cross.T, gram, C.T
         cross = times(cross, matrix(C.T))
         other = times(times(C, matrix(other)), matrix(C.T))
-        G = np.block([[own, cross], [cross.T, other]])
-        first, second = (part.sum().abs_upper() for part in np.split(np.diagonal(G), 2))
-        anything = (first * second).sqrt() * self.cost  # |P e| |R e|
-        trace = float(np.diagonal(G).sum())
+        return _by_eigenvalues(np.block([[gram, cross], [cross.T, other]]), self.cost)
+
+
+def _by_eigenvalues(G: Balls, cost: arb) -> tuple[arb, arb]:
+    """The range of a product by the matrix G of both factors (``ProductRanges``)."""
+    m = len(G) // 2
+    first, second = (part.sum().abs_upper() for part in np.split(np.diagonal(G), 2))
+    anything = (first * second).sqrt() * cost  # |P e| |R e|
+    trace = float(np.diagonal(G).sum())
+    try:
+        L: Floats = np.linalg.cholesky(G.astype(np.float64) + 1e-12 * trace * np.eye(2 * m)).astype(np.float64)
+    except np.linalg.LinAlgError:
+        return -anything, anything
+    if not dominant(times(L, matrix(L.T)) - G):
+        return -anything, anything
+    S = times(L[:m].T, matrix(L[m:]))
+    S = (S + S.T) / 2
+    values = np.linalg.eigvalsh(S.astype(np.float64))
+    ends = []
+    for sign, extreme in ((-ONE, -values[0]), (ONE, values[-1])):
+        most = arb(float(max(extreme, 0.0) + 1e-10 * trace))
+        shifted = -sign * S
+        np.fill_diagonal(shifted, np.diagonal(shifted) + most)
+        ends.append(sign * (most * cost if semidefinite(shifted) else anything))
+    return ends[0], ends[1]
+
+
+def _weights(F: Floats) -> Floats:
+    """Weights above 0 for which the range of one product is small; any are as true.
+
+    It is smallest where the squares of eigenvectors, those of the extreme eigenvalues mixed, are ``d / sum d``: weights
+    move towards that, in steps that get smaller and tell nearly equal eigenvalues better and better apart.
+    """
+
+    def spread(d: Floats) -> Floats:
+        most = d.max(initial=0.0)
+        return np.maximum(d, 1e-6 * most) if 0 < most < np.inf else np.ones_like(d)
+
+    m = len(F) // 2
+    best = d = spread(np.sqrt((F * F).sum(0)))
+    least = np.inf
+    for sharpness, step in ((3.0, 0.5), (5.0, 0.4), (8.0, 0.3), (12.0, 0.25)):
+        G = (F / d) @ F.T
         try:
-            L: Floats = np.linalg.cholesky(G.astype(np.float64) + 1e-12 * trace * np.eye(2 * m)).astype(np.float64)
+            L = np.linalg.cholesky(G + 1e-12 * np.trace(G) * np.eye(2 * m))
+            S = L[:m].T @ L[m:]
+            values, vectors = np.linalg.eigh((S + S.T) / 2)
         except np.linalg.LinAlgError:
-            return -anything, anything
-        if not dominant(times(L, matrix(L.T)) - G):
-            return -anything, anything
-        S = times(L[:m].T, matrix(L[m:]))
-        S = (S + S.T) / 2
-        values = np.linalg.eigvalsh(S.astype(np.float64))
-        ends = []
-        for sign, extreme in ((-ONE, -values[0]), (ONE, values[-1])):
-            most = arb(float(max(extreme, 0.0) + 1e-10 * trace))
-            shifted = -sign * S
-            np.fill_diagonal(shifted, np.diagonal(shifted) + most)
-            ends.append(sign * (most * self.cost if semidefinite(shifted) else anything))
-        return ends[0], ends[1]
+            break
+        low, high = values[0], values[-1]
+        most = max(high, -low)
+        if not 0 < most < np.inf:
+            break
+        if d.sum() * (high - low) < least:
+            best, least = d, d.sum() * (high - low)
+        up, down = np.exp(sharpness * (values - high) / most), np.exp(sharpness * (low - values) / most)
+        mixed = high * up / up.sum() - low * down / down.sum()
+        squares = np.maximum(mixed @ (np.linalg.solve(L.T, vectors).T @ F) ** 2 / d, 0.0)
+        d = spread((d / d.sum()) ** (1 - step) * (squares / squares.sum()) ** step)
+    return best
 
 
 def padded(rows: Balls, n: int) -> Balls:

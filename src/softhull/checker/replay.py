@@ -199,6 +199,7 @@ class Knowledge:
         self._boxes: dict[int, tuple[Floats, Floats]] = {}
         self._lines: dict[tuple[Any, ...], Balls] = {}  # offsets of lines beside curves
         self._weights: dict[int, arb_mat] = {}  # by identity of the node; the networks keep them alive
+        self._below: dict[tuple[Any, ...], list[Floats]] = {}  # by fit: the boxes that it is proved in
 
     @property
     def size(self) -> int:
@@ -218,6 +219,7 @@ class Knowledge:
         found._claimed = {i: (low.copy(), high.copy()) for i, (low, high) in self._claimed.items()}
         found._apart = {i: dict(known) for i, known in self._apart.items()}
         found._lines, found._weights = self._lines, self._weights  # of ranges and nodes that their keys name
+        found._below = self._below  # of weights and boxes
         if region is self.region:
             found._boxes = dict(self._boxes)
         for cut in cuts:
@@ -393,14 +395,16 @@ class Knowledge:
             known[j, i] = max(known.get((j, i), -np.inf), -high)
         self._renew(view.node)
 
-    def learn_logits(self, node: Softmax) -> None:
-        """The differences of the logits of a softmax as their forms give them.
+    def learn_logits(self, index: int, own: bool = False) -> None:
+        """The differences of the logits of a softmax as their forms give them; ``own``: by weights of their own.
 
         Theorem: ``centre + slope . e + rest`` lies within ``reach(slope)`` of the centre, plus the range of the rest.
         """
+        node = self.networks.nodes[index]
+        assert isinstance(node, Softmax)
         if not pairs_within(node).size:  # rows of which one entry is visible have no differences
             return
-        pairs, lower, upper = self.forms.differences(node)
+        pairs, lower, upper = self.forms.differences(index, own)
         self.learn_differences(node.x, pairs, *outward(lower, upper))
 
     def _renew(self, index: int) -> None:
@@ -473,6 +477,8 @@ class Knowledge:
                 walk.step(*self._split(node, A, rule))
             elif isinstance(node, Kink) and "bend" in rule:
                 walk.step(*self._bent(top, A, rule))
+            elif isinstance(node, Kink) and "kept" in rule:
+                walk.step(*self._kept(top, A, rule))
             elif isinstance(node, Softmax) and "fit" in rule:
                 walk.step(*self._fitted(top, A, rule, walk.mixed.pop(top, None)))
             else:
@@ -576,6 +582,38 @@ class Knowledge:
         C = zeros(len(used), len(used))
         np.fill_diagonal(C, bend[used])
         return found, np.array([constant], dtype=object), Part(x.slope[used], C, x.slope[used], x.basis)
+
+    def _kept(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls, Part]:
+        """Kinks that stay in the quadratic, with multipliers ``kept [3, size]`` for what is known of them.
+
+        Theorem: with the proved slope r of a chord, ``A y = A r x + A (y - r x)``. Of ``y = max(x, s x)``, ``s <= 1``,
+        ``u = y - s x`` and ``v = y - x`` are not negative, and one of them is 0. So for any ``a, b >= 0`` and any c
+        ``A y >= A y - a u - b v + c u v``. Where forms are ``x = x_c + X e`` and ``y = y_c + Y e``, so are u and v, and
+        ``u v = u_c v_c + (u_c V + v_c U) e + (U e)(V e)``, exactly. Where y is linear in x it goes on as it is.
+        """
+        node = self.networks.nodes[index]
+        assert isinstance(node, Kink)
+        if len(A) != 1:
+            raise Refused("kinks that stay for several rows of coefficients")
+        kept = _array(rule, "kept", 3, node.size)
+        if not (kept[:2] >= 0).all() or not node.slope <= 1:
+            raise Refused("multipliers below 0")
+        (rate, _), (low, high) = self.chords(node), self._below_limit(node)
+        bent = np.flatnonzero((low < 0) & (high > 0))
+        x, y = self.forms.kept(index)
+        a, b, c = (exact(row[bent]) for row in kept)
+        pull, r, s = A[0, bent], rate[bent], arb(node.slope)
+        (x_c, X), (y_c, Y) = ((form.centre[bent], form.slope[bent]) for form in (x, y))
+        (u, U), (v, V) = (y_c - s * x_c, Y - s * X), (y_c - x_c, Y - X)
+        constant = (pull * (y_c - r * x_c) - a * u - b * v + c * u * v).sum()
+        linear = times(pull[None], matrix(Y - r[:, None] * X)) - times((a - c * v)[None], matrix(U))
+        linear = (linear - times((b - c * u)[None], matrix(V)))[0]
+        found: dict[int, Balls] = {}
+        self.put(found, node.x, A * rate)
+        used = np.flatnonzero(kept[2, bent])
+        C = zeros(len(used), len(used))
+        np.fill_diagonal(C, c[used])
+        return found, np.array([constant], dtype=object), Part(U[used], C, V[used], x.basis, linear)
 
     def _curve(self, index: int, A: Balls, rule: Rule) -> tuple[dict[int, Balls], Balls]:
         """A line below and a line above every entry, of any slope.
@@ -681,6 +719,9 @@ class Knowledge:
         ``p U >= l U - r U^2 - t (p - l)^2``, as ``((p - l) sqrt(t) + U sqrt(r))^2 >= 0``. So
         ``a p + (p - c) W >= [(a + m) p - t (p - l)^2] + (l - r U) U - c W``: the bracket is what is fitted, and the
         rest a quadratic of the noise, as ``l = level + n.y = (level + n.k) + n.S e``.
+
+        The fit may be one for other ``weights`` w: ``sum_k a_k p_k >= sum_k w_k p_k + min_k (a_k - w_k)``. It then
+        depends on nothing of the region but the box of the differences, and holds in every part of that.
         """
         node = self.networks.nodes[index]
         assert isinstance(node, Softmax)
@@ -692,18 +733,23 @@ class Knowledge:
             raise Refused("lines of probabilities that mix no values, or values without lines")
         if reference.shape != (R,) or reference.dtype.kind != "i" or reference.min() < 0 or reference.max() >= K:
             raise Refused("references that are no logits of their rows")
-        origin, slope = (exact(_array(rule, name, R, K - 1)) for name in ("origin", "slope"))
-        bent = exact(_array(rule, "matrix", R, K - 1, K - 1))
-        value, rows = exact(_array(rule, "value", R)), node.outputs.of(A[0])
+        given = {name: _array(rule, name, R, K - 1) for name in ("origin", "slope")}
+        given |= {"matrix": _array(rule, "matrix", R, K - 1, K - 1), "value": _array(rule, "value", R)}
+        if mixed is not None:
+            given |= {"price": _array(rule, "price", R, K - 1, low=np.nextafter(0, 1))}
+            given |= {"level": _array(rule, "level", R, K - 1), "lines": _array(rule, "lines", R, K - 1, K - 1)}
+        if "weights" in rule:
+            given["weights"] = _array(rule, "weights", R, K)
+        origin, slope, bent, value = (exact(given[name]) for name in ("origin", "slope", "matrix", "value"))
+        rows = node.outputs.of(A[0])
         H = (bent + bent.swapaxes(1, 2)) / 2
         others = np.array([np.delete(np.arange(K), J) for J in reference])
         places, last = np.take_along_axis(node.rows.at, others, 1), node.rows.at[np.arange(R), reference]
         pairs = [(i, J) for row, J in zip(places, last) for i in row]
         d = self.forms.apart(index, Places(pairs, node.size))
         if mixed is not None:
-            price = exact(_array(rule, "price", R, K - 1, low=np.nextafter(0, 1)))
-            level, met = (exact(_array(rule, name, R, K - 1)) for name in ("level", "met"))
-            beside = exact(_array(rule, "lines", R, K - 1, K - 1))
+            price, level, beside = (exact(given[name]) for name in ("price", "level", "lines"))
+            met = exact(_array(rule, "met", R, K - 1))
             d, values = self.forms.together(d, Form(mixed.centre, mixed.values, mixed.basis))
         total, on_logits = zeros(R * (K - 1), R * (K - 1)), zeros(1, node.size)
         constant, along, parts = value.sum(), zeros(R * (K - 1)), list[Part]()
@@ -723,9 +769,17 @@ class Knowledge:
                 at_values = at + 2 * rate * m - values.centre[places[r]]
                 linear = (times(at_values[None], matrix(V)) - times(m[None], matrix(T)))[0]
                 parts.append(Part(T - rate[:, None] * V, identity(K - 1), V, d.basis, linear))
-            f = RowQuadratic.of(rows[r], J, origin[r], slope[r], H[r], lines)
-            if not below(f, self.logits(node, r), J, value[r]):
-                raise Refused(f"the quadratic of row {r} is not proved to lie below it")
+            seen: list[Floats] = []
+            if "weights" in rule:
+                weights = exact(given["weights"][r])
+                constant += reduce(arb.min, rows[r] - weights)
+                rows[r] = weights
+                seen = self._below.setdefault((J, *((name, part[r].tobytes()) for name, part in given.items())), [])
+            f, x = RowQuadratic.of(rows[r], J, origin[r], slope[r], H[r], lines), self.logits(node, r)
+            if not any((x.apart >= apart).all() for apart in seen):
+                if not below(f, x, J, value[r]):
+                    raise Refused(f"the quadratic of row {r} is not proved to lie below it")
+                seen.append(x.apart)
             constant -= (slope[r] * origin[r]).sum()
             on_logits[0, places[r]] += slope[r]
             on_logits[0, last[r]] -= slope[r].sum()

@@ -154,7 +154,19 @@ def kinds(step: Any) -> Iterator[str]:
         yield "cuts"
     rules = step.get("rules")
     for rule in rules.values() if isinstance(rules, dict) and step.get("claim") not in QUIET else ():
-        for key in ("price", "fit", "slope", "planes", "pairs", "functions", "split", "multipliers", "below"):
+        for key in (
+            "weights",
+            "price",
+            "fit",
+            "kept",
+            "slope",
+            "planes",
+            "pairs",
+            "functions",
+            "split",
+            "multipliers",
+            "below",
+        ):
             if key in rule:
                 yield f"rule {key}"
                 break

@@ -28,7 +28,7 @@ EACH = 100  # forgeries of an instance from each of them: a fresh start finds mo
 
 REFUSED = {"imports": "operator sets twice", "turned": "-inf in anything but a mask"}
 CLAIMS = {"entries", "differences", "functions", "score", "planes", "form", "logits", "tree", "cuts"}
-KEYS = ("slope", "planes", "pairs", "functions", "split", "multipliers", "below", "fit", "price")
+KEYS = ("slope", "planes", "pairs", "functions", "split", "multipliers", "below", "fit", "price", "kept", "weights")
 RULES = {f"rule {key}" for key in KEYS}
 
 

@@ -41,6 +41,7 @@ def norm_of(instance: Instance) -> str:
     return "inf" if np.isinf(instance.region.norm) else str(int(instance.region.norm))
 
 
+KEPT = 0.5  # share of the squares with which a kink alone loses least
 MULTIPLIERS = (0.0, 0.1, 1.0, 10.0)  # of cuts
 ALL_SCORES = "attention 2"  # the others have one: scores are concluded by the same rules whatever the network
 
@@ -87,11 +88,12 @@ def margins(instance: Instance, label: int, rivals: list[int], fitted: bool = Fa
         proof.products = "planes"
         with proof.following(partial(paired, proof)):
             proof.claim_difference(view, label, rivals[0])
-        second_order = SecondOrder.claimed(proof, [view])
+        second_order = SecondOrder.claimed(proof, [view], own=fitted)
         for rival in rivals:
             second_order.lead(view, label, rival)
         if any(isinstance(node, Kink) for node in proof.networks.nodes):
-            second_order.lead(view, label, rivals[0], first=partial(bent, proof))
+            for choose in (bent, kept):
+                second_order.lead(view, label, rivals[0], first=partial(choose, proof))
         for rows in ("fitted", "mixed") if fitted else ():
             second_order.lead(view, label, rivals[-1], rows)
     return proof.certificate({"kind": "score", "score": "confidence", "label": label, "bound": 1.0}, None)
@@ -125,7 +127,7 @@ def cells(instance: Instance, label: int, rival: int) -> Certificate:
         if depth == 3 or not low < high or not np.isfinite(high - low):
             on_cuts = rng.choice(MULTIPLIERS, (1, len(cell.cuts)))
             if second_order and not tree.cells:
-                SecondOrder.claimed(part, [view]).lead(view, label, rival, on_cuts=on_cuts)
+                SecondOrder.claimed(part, [view], own=True).lead(view, label, rival, on_cuts=on_cuts)
             else:
                 part.claim_difference(view, label, rival, on_cuts)
             tree.leaf(part)
@@ -141,6 +143,17 @@ def bent(proof: Proof, index: int, A: Any) -> Rule | None:
     """Kinks by parabolas."""
     node = proof.networks.nodes[index]
     return {"slope": np.full((2, node.size), 0.5), "bend": np.full((2, 1), 0.25)} if isinstance(node, Kink) else None
+
+
+def kept(proof: Proof, index: int, A: Any) -> Rule | None:
+    """Kinks that stay in the quadratic, those of positive coefficients as lines."""
+    node = proof.networks.nodes[index]
+    if not isinstance(node, Kink):
+        return None
+    pull, (low, high) = A[0].astype(np.float64), proof.known.box(node.x)
+    up, share = np.maximum(pull, 0.0), (high > -low).astype(np.float64)
+    bent = np.where(high > 0, np.maximum(-pull, 0.0) / np.where(high > 0, high, 1.0), 0.0)
+    return {"kept": np.stack(((1 - share) * up, share * up, KEPT * bent))}
 
 
 def paired(proof: Proof, index: int, A: Balls) -> Rule | None:
@@ -478,6 +491,8 @@ class Writer:
         if claim == "planes":
             return self._planes_step(draft, node)
         step = {"claim": claim, "tensor": self.networks.names[node]}
+        if claim == "logits" and self.rng.random() < 0.5:
+            return step | {"own": 1}
         return step | ({"planes": self._step_of(draft, len(draft.steps), "planes", node)} if claim == "form" else {})
 
     def _planes_step(self, draft: Draft, node: int) -> Step:
@@ -533,6 +548,10 @@ class Writer:
     def _rule(self, draft: Draft, number: int, index: int, wanted: int, split: bool) -> Step:
         node = self.networks.nodes[index]
         if isinstance(node, Kink) and split and self.rng.random() < 0.5:
+            if self.rng.random() < 0.5:
+                found = self.rng.uniform(0, 1, (3, node.size)) * self.rng.choice([0.0, 0.1, 1.0], (3, 1))
+                found[2] *= self._pick([1.0, -1.0])
+                return {"kept": found if self.rng.random() < 0.9 else -found}
             slope = self._pick([self.rng.uniform(0, 1, (2, node.size)), self.rng.standard_normal((2, node.size))])
             return {"slope": slope, "bend": 10.0 ** self.rng.uniform(-2, 1, (2, node.size))}
         if isinstance(node, Kink):
@@ -578,7 +597,8 @@ class Writer:
         bent = self._pick([0.0, 0.0, 0.1, 1.0]) * self.rng.normal(size=(R, K - 1, K - 1))
         value = self.rng.uniform(-1.5, 1, R) if self.rng.random() < 0.7 else np.full(R, -5.0)
         origin = self._pick([0.0, 1.0]) * self.rng.normal(size=(R, K - 1))
-        return {"fit": self.rng.integers(0, K, R), "origin": origin, "slope": slope, "matrix": bent, "value": value}
+        rule = {"fit": self.rng.integers(0, K, R), "origin": origin, "slope": slope, "matrix": bent, "value": value}
+        return rule | ({"weights": self.rng.normal(size=(R, K))} if self.rng.random() < 0.3 else {})
 
     def _lines(self, R: int, K: int) -> Step:
         """Lines beside probabilities that mix values."""
