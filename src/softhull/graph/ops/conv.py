@@ -52,6 +52,7 @@ class Conv(Affine):
         return apart.permute(0, 1, *seen, 2, *inside).reshape(len(x), -1, self.kernel[0].numel())
 
     def _convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution of ``[B, N, C, *space]``; of patches, one product of matrices."""
         if self.in_patches(tuple(x.shape[1:])):
             y = self.patches(x) @ kernel.flatten(1).T
             y = y if bias is None else y + bias
