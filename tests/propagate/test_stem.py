@@ -56,6 +56,15 @@ def ends(operator: Conv, region: Region, row: Tensor, instance: int) -> tuple[Fr
     return total + sum(map(min, terms)), total + sum(map(max, terms))
 
 
+def test_rows_without_coefficients_are_zero() -> None:
+    generator = torch.Generator().manual_seed(1)
+    stem = Stem.of(layer(generator, 1.0, torch.float64), box(generator, 1.0, 0.1, torch.float64))
+    assert stem is not None
+    middle, reach = stem.around(torch.zeros(3, 1, 2, 3, 2, 2, dtype=torch.float64))
+    assert not middle.any()
+    assert bool((reach >= 0).all() & (reach < 1e-30).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 1e-30, 1e25])
 @pytest.mark.parametrize(("centre", "radius"), [(1.0, 0.01), (1.0, 0.0), (1e6, 1e-9), (0.0, 1.0), (1.0, 1e-39)])

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,9 +18,20 @@ from .options import device_option, out_option, threads_option, use_threads, wor
 from .output import with_progress
 
 
+class _Packed(click.Path):
+    """A file, or its packed form as benchmarks are distributed."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        packed = f"{value}.gz"
+        return super().convert(packed if not os.path.exists(value) and os.path.exists(packed) else value, param, ctx)
+
+
+_FILE = _Packed(path_type=Path, exists=True, dir_okay=False)
+
+
 @click.command("vnncomp", short_help="Decide properties in the formats of VNN-COMP.")
-@click.argument("onnx", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.argument("vnnlib", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("onnx", required=False, type=_FILE)
+@click.argument("vnnlib", required=False, type=_FILE)
 @click.argument("result", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--timeout", type=float, help="Seconds for the one property.")
 @click.option(

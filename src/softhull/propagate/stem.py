@@ -95,5 +95,5 @@ class Stem:
         rows, radius = (rows, self.radius) if len(alive) == len(rows) else (rows[alive], self.radius[alive])
         P, S, B, C = rows.shape
         rows = rows.transpose(1, 2)  # [P, B or 1, S, C]
-        back = (rows.reshape(-1, C).to(self.kernel) @ self.kernel).abs_().reshape(P, B, S, -1)
+        back = (rows.reshape(-1, C).to(self.kernel) @ self.kernel).abs_().reshape(P, B, S, self.kernel.shape[1])
         return (back @ radius).double().sum(-1).sum(0).T.to(self.middle)

@@ -129,7 +129,7 @@ PLANTED = [
     P("parabolas below by their best end", K, "_bent", "reduce(arb.min,", "reduce(arb.max,", ("relu", "leaky")),
     P("parabolas above by their worse end", replay, "_peak", "(first - at)).max(", "(first - at)).min(",
       ("relu", "leaky")),
-    P("squares of parabolas forgotten", K, "_bent", "bend[i] += part * k", "bend[i] += 0 * k", ("relu", "leaky"), 61),
+    P("squares of parabolas forgotten", K, "_bent", "bend[i] += part * k", "bend[i] += 0 * k", ("relu", "leaky"), 274),
     P("a rectifier may be negative", K, "_kept", " - a * u - b * v +", " - b * v +", ("relu",)),
     P("multipliers of any sign", K, "_kept", "not (kept[:2] >= 0).all() or", "", ("relu",), 23),
     P("squares of rectifiers forgotten", K, "_kept", "np.fill_diagonal(C, c[used])", "pass", ("relu",)),
