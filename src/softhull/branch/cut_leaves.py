@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from ..propagate.walk import Claim, Step
 from .cuts import Cut
 from .loop import Cell, Solved
 from .losses import entry_cut
+from .rectifiers import Multipliers, Rectifiers
 from .skeleton import Functions, Relaxed, Skeleton, together
 
 # Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
@@ -39,6 +41,9 @@ ROOT, STEPS, TRIED = 30, 10, 2
 # over, as long as they gain this share of what is missing.
 LAST, OVER, GAINED = 150, 4, 0.1
 RATE = 0.15
+# All rectifiers of a cell are taken together, in so many steps, where at the root that gained this share of what was
+# missing.
+TOGETHER_STEPS, PAYS = 60, 0.5
 # Cells keep so many candidates for their cut; those that are deeper than this one: the account is right so often that
 # trying others pays only where all that follows depends on it.
 CANDIDATES, DEEP = 8, 6
@@ -61,11 +66,13 @@ class Warm:
     upper: Tensor
     lines: Tensor  # [2, E]: where in their range the lines are
     on_cuts: Tensor  # [C]
+    joint: Multipliers | None = None  # of all rectifiers together
 
     @property
     def size(self) -> int:
         """The bytes it takes, roughly."""
-        return 8 * (4 * len(self.lower) + len(self.on_cuts))
+        joint = 0 if self.joint is None else len(self.joint.noise) + self.joint.entries.numel()
+        return 8 * (4 * len(self.lower) + len(self.on_cuts) + joint)
 
 
 class CutLeaves:
@@ -87,6 +94,7 @@ class CutLeaves:
         self.lost: dict[int, float] = {}
         self.sharpen = sharpen
         self.starts: dict[int, Functions] = {}  # of every problem, where the skeleton of its instance is known
+        self.joined: set[int] = set()  # problems whose cells are worth taking all rectifiers together
 
     @property
     def short(self) -> bool:
@@ -145,7 +153,25 @@ class CutLeaves:
                         if not now.cuts and now.bound <= 0 and now.bound - found[k].bound > -GAINED * now.bound
                     ]
                     found |= better
+            if explain and root.skeleton is not None:
+                found |= {k: self._together(root.skeleton, cells[k], found[k]) for k in mine.tolist()}
         return [found[k] for k in range(len(cells))]
+
+    def _together(self, skeleton: Skeleton, cell: Cell, found: Solved) -> Solved:
+        """The same cell with all rectifiers in one quadratic, where it is not proved and that pays."""
+        problem, warm = cell.problem, found.warm
+        if found.bound > 0 or (cell.path and problem not in self.joined):
+            return found
+        rectifiers = Rectifiers.of(skeleton, warm.lower, warm.upper)
+        if rectifiers is None:
+            return found
+        known = None if cell.warm is None else cell.warm.joint
+        how: dict[str, Any] = {"start": warm.lines[0]} if known is None else {"start": known, "steps": TOGETHER_STEPS}
+        bound, joint = rectifiers.lower(self.starts[problem], self.offsets[problem], **how)
+        if not cell.path and bound - found.bound > -PAYS * found.bound:
+            self.joined.add(problem)
+        warm = replace(warm, joint=joint)
+        return replace(found, bound=max(bound, found.bound), warm=warm, size=warm.size)
 
     def _batch(self, root: _Root, cells: Sequence[Cell]) -> _Batch:
         problems = torch.tensor([cell.problem for cell in cells])

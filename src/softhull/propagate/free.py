@@ -88,6 +88,12 @@ class Free:
             value = parameter.value.detach() + rate * move
             parameter.value = value.clamp(parameter.low, parameter.high).requires_grad_()
 
+    def retreat(self, earlier: dict[tuple[int, str], Tensor]) -> None:
+        """Half way back to earlier values."""
+        for key, value in earlier.items():
+            parameter = self._parameters[key]
+            parameter.value = ((parameter.value.detach() + value) / 2).requires_grad_()
+
     def take(self, instances: Tensor) -> None:
         """Keep some of the instances, in the order given."""
         for p in self._parameters.values():
