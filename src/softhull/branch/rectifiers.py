@@ -227,13 +227,16 @@ class Rectifiers:
             yield here, found.value
             before = here
             on_noise, on_entries = self._slopes(found, quadratic.noise, barrier)
-            # Of a maximum over e and r only the multipliers themselves move: its derivatives are the constraints.
-            rising = (on_noise * here.noise.exp() * noise).sum() + (on_entries * here.entries.exp() * entries).sum()
-            free.ascend(rising, _RATE * _SLOWER**step)
+            with torch.enable_grad():  # the derivatives are at hand: they are those of this sum
+                moved = (on_noise * here.noise.exp() * noise).sum() + (on_entries * here.entries.exp() * entries).sum()
+            free.ascend(moved, _RATE * _SLOWER**step)
             barrier *= _FADING
 
     def _slopes(self, found: _Factorised, noise: Tensor, barrier: float) -> tuple[Tensor, Tensor]:
-        """The constraints where Q is least, on average over a little noise around: so a barrier counts them."""
+        """How the least of Q changes with the multipliers: by the constraints there.
+
+        A barrier adds to them what they are on average over a little noise around.
+        """
         e, r, (own, mixed, square) = found.e, found.r, (barrier * part for part in found.inverse(noise))
         under, over = (
             (f.constant + f.on_input @ e + f.on_values @ r, (f.on_input * mixed).sum(1) + (f.on_values * square).sum(1))
