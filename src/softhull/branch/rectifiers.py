@@ -10,9 +10,9 @@ least 0 these are added with, the sum
 
     Q(e, r)  =  row + multipliers . constraints
 
-is at most the row. Lines bound rectifiers one by one, each at its own worst; here all are at one place. Where the matrix
-of Q has no negative direction, a tangent is below it, wherever it touches, and the least of the tangent over the ranges
-of e and r is a bound. The matrix is diagonal in e: whether it is definite is a question about r alone.
+is at most the row. Lines bound rectifiers one by one, each at its own worst; here all are at one place. Where the
+matrix of Q has no negative direction, a tangent is below it, wherever it touches, and the least of the tangent over the
+ranges of e and r is a bound. The matrix is diagonal in e: whether it is definite is a question about r alone.
 """
 
 from __future__ import annotations
@@ -35,10 +35,15 @@ STEPS, _OPERATIONS = 300, 1 << 36
 # How far a step moves the logarithms of multipliers at first, and by what it shrinks.
 _RATE, _SLOWER = 0.2, 0.99
 # Multipliers that lines leave at 0, and those of products, start at these shares of the others; those of the range at
-# so many times those of products. Where that is not definite, both are raised.
-_LEAST, _PRODUCTS, _RANGE, _RAISED = 1e-2, 0.1, 3.0, 1.5
+# so many times those of products. Those of the noise get a share of what makes the matrix diagonally dominant. Where
+# that is not definite, both are raised.
+_LEAST, _PRODUCTS, _RANGE, _DOMINANT, _RAISED = 1e-2, 0.1, 3.0, 0.1, 1.5
 # The barrier that keeps the matrix definite costs this share of what the noise does to the row at first, and fades.
 _BARRIER, _FADING = 0.2, 0.98
+# After so many steps each, the last of them say how far the others may get.
+_LOOK = 20
+# A tangent touches at most so many times further out than e and r ever are.
+_OUTSIDE = 4.0
 
 
 @dataclass(frozen=True)
@@ -156,19 +161,24 @@ class Rectifiers:
     def lower(
         self, row: Functions, offset: Tensor, start: Tensor | Multipliers, steps: int = STEPS, enough: float = 0.0
     ) -> tuple[float, Multipliers]:
-        """A lower bound on one row less its offset, and what proves it; work ends when it exceeds ``enough``.
+        """A lower bound on one row less its offset, and what proves it.
 
-        Steps start from multipliers, or from lines with such slopes ``[E]`` below rectifiers.
+        Work ends when it exceeds ``enough``, or does not seem to get there. Steps start from multipliers, or from lines with such slopes ``[E]`` below rectifiers.
         """
         row, offset = self._of_noise([row.to(torch.float64)]), offset.double()
         row = replace(row, constant=row.constant - offset, size=row.size + offset.abs())
         best = self._start(row, start.double()) if isinstance(start, Tensor) else start
-        worth = -math.inf
-        for multipliers, value in self._climb(row, best, min(steps, self.steps)):
+        worth, before, steps = -math.inf, -math.inf, min(steps, self.steps)
+        for step, multipliers, value in self._climb(row, best, steps):
             if value > worth:
                 best, worth = multipliers, value
                 if value > enough and (proved := self.certified(row, best)) > enough:
                     return proved, best
+            if step % _LOOK == _LOOK - 1:
+                # Steps gain less and less: where as much as the last ones does not do, nothing will.
+                if worth + (worth - before) * (steps - step) / _LOOK < enough < math.inf:
+                    break
+                before = worth
         return self.certified(row, best), best
 
     def _start(self, row: Functions, slopes: Tensor) -> Multipliers:
@@ -181,10 +191,11 @@ class Rectifiers:
             met = met + below[every] @ self.below.on_values[every]
             met = met - (down * self.chord[every]) @ self.above.on_values[every]
         moved = row.on_input[0] + below @ self.below.on_input - (chord * self.chord) @ self.above.on_input
-        noise = moved.abs() / 2
-        noise = noise.norm().reshape(1) if self.ball else noise + _LEAST * noise.mean()
         usual = met.abs().mean()
-        product = (_PRODUCTS * usual / torch.where(self.most > 0, self.most, 1.0)).expand(met.shape)
+        scale = (self.most + self.most.mean()) / 2
+        product = _PRODUCTS * usual / torch.where(scale > 0, scale, 1.0)
+        noise = moved.abs() / 2 + _DOMINANT * ((product * self.most) @ self.above.on_input.abs())
+        noise = noise.norm().reshape(1) if self.ball else noise
         linear = torch.stack((zero, below, chord)) + _LEAST * usual
         entries = torch.cat((linear, torch.stack((product, _LEAST * product, _RANGE * product))))
         tiny = torch.finfo(met.dtype).tiny ** 0.25  # nothing depends on what is as small
@@ -192,9 +203,8 @@ class Rectifiers:
         for _ in range(64):
             if self._quadratic(row, found).factorised() is not None:
                 break
-            up = math.log(_RAISED)
-            raised = torch.cat((found.entries[:5], found.entries[5:] + up))
-            found = Multipliers(found.noise + up, raised)
+            raised = torch.cat((found.entries[:5], found.entries[5:] + math.log(_RAISED)))
+            found = Multipliers(found.noise + math.log(_RAISED), raised)
         return found
 
     def _quadratic(self, row: Functions, multipliers: Multipliers) -> _Quadratic:
@@ -210,8 +220,8 @@ class Rectifiers:
         mixed = (back[:, None] * under.on_input - product[:, None] * over.on_input) / 2
         return _Quadratic(constant, on_noise, on_values, noise.expand(on_noise.shape), mixed, square)
 
-    def _climb(self, row: Functions, start: Multipliers, steps: int) -> Iterator[tuple[Multipliers, float]]:
-        """Multipliers on the way up, each with what it is about worth."""
+    def _climb(self, row: Functions, start: Multipliers, steps: int) -> Iterator[tuple[int, Multipliers, float]]:
+        """Multipliers on the way up, each with its step and what it is about worth."""
         free, before = Free(), start
         barrier = _BARRIER * float(start.noise.exp().sum()) / (len(self.radius) + len(self.most))
         for step in range(steps):
@@ -224,7 +234,7 @@ class Rectifiers:
             if found is None:
                 free.retreat({(-1, "noise"): before.noise, (-1, "entries"): before.entries})
                 continue
-            yield here, found.value
+            yield step, here, found.value
             before = here
             on_noise, on_entries = self._slopes(found, quadratic.noise, barrier)
             with torch.enable_grad():  # the derivatives are at hand: they are those of this sum
@@ -255,8 +265,8 @@ class Rectifiers:
         found = quadratic.factorised()
         if found is None:
             return -math.inf
-        r = torch.minimum(found.r.clamp(min=0), self.most)
-        e = found.e / found.e.norm().clamp(min=1) if self.ball else found.e.clamp(-1, 1)
+        # The place may be outside the ranges, but not so far that rounding counts.
+        e, r = found.e.clamp(-_OUTSIDE, _OUTSIDE), found.r.clamp(-_OUTSIDE * self.most, _OUTSIDE * self.most)
         on_noise, on_values = quadratic.gradient(e, r)
         reach = on_noise.norm() if self.ball else on_noise.abs().sum()
         ends = torch.minimum(-on_values * r, on_values * (self.most - r)).sum()
@@ -273,7 +283,8 @@ class Rectifiers:
         size = size + chord @ (reach + self.chord * (greatest - self.least)) + 2 * most @ reach.square()
         size = size + product @ (reach * (reach + greatest)) + back @ (reach * (reach + least))
         # Coefficients are sums over the entries, values over those of the noise and the entries; a tangent has every
-        # term three times, and its own value once.
-        lost = below * reach.square().sum() + 8 * share(4 * (n + E) + 16, torch.float64) * size
+        # term three times, and its own value once, all of them at a place that may be outside.
+        far = (1 + _OUTSIDE) ** 2
+        lost = far * (below * reach.square().sum() + 8 * share(4 * (n + E) + 16, torch.float64) * size)
         found = float(bound - lost * (1 + share(8, torch.float64)))
         return found if math.isfinite(found) else -math.inf

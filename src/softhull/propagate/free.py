@@ -89,9 +89,10 @@ class Free:
             parameter.value = value.clamp(parameter.low, parameter.high).requires_grad_()
 
     def retreat(self, earlier: dict[tuple[int, str], Tensor]) -> None:
-        """Half way back to earlier values."""
+        """Half way back to earlier values, and at rest there."""
         for key, value in earlier.items():
             parameter = self._parameters[key]
+            parameter.mean = torch.zeros_like(parameter.mean)
             parameter.value = ((parameter.value.detach() + value) / 2).requires_grad_()
 
     def take(self, instances: Tensor) -> None:
