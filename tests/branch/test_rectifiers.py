@@ -126,7 +126,7 @@ def test_gradient_steps_end_below_the_network_and_lose_little_to_lines(seed: int
     with torch.no_grad():
         root = asked.leaves.roots()[0]
     least = float(asked.values(asked.points(seed)).min())
-    proof, _ = asked.found.lower(asked.start(), asked.offset, root.warm.lines[0], enough=math.inf)
+    proof = asked.found.lower(asked.start(), asked.offset, root.warm.lines[0], enough=math.inf)
     assert root.bound <= least
     assert proof <= least
     assert proof >= root.bound - 0.25 * (least - root.bound) - 1e-3
@@ -139,7 +139,7 @@ def test_tiny_and_huge_regions(eps: float, dtype: torch.dtype) -> None:
         asked = case(seed, "relu", eps=eps, dtype=dtype)
         if asked.found is None:
             continue
-        proof, _ = asked.found.lower(asked.start(), asked.offset, asked.root.warm.lines[0], 40, math.inf)
+        proof = asked.found.lower(asked.start(), asked.offset, asked.root.warm.lines[0], math.inf)
         exact = asked.graph.to(torch.float64, torch.device("cpu"))
         x = asked.points(seed).double()
         values = (exact(x).flatten(1) * asked.row.double().flatten()).sum(1) - asked.offset.double()
@@ -159,7 +159,7 @@ def test_entries_whose_sign_is_known_are_exact() -> None:
     upper = torch.where(inside > 0, asked.upper, asked.upper.clamp(max=0))
     found = Rectifiers.of(asked.skeleton, lower, upper)
     assert found is not None
-    proof, _ = found.lower(asked.start(), asked.offset, asked.root.warm.lines[0], enough=math.inf)
+    proof = found.lower(asked.start(), asked.offset, asked.root.warm.lines[0], enough=math.inf)
     # Those points of the cell at which all signs are as they are here.
     every = torch.cat(
         [asked.graph.values(x)[p.before].flatten(1)[:, p.entries] for p in asked.skeleton.relaxed.values()], 1
@@ -177,7 +177,7 @@ def test_two_rectifiers_that_cannot_both_be_at_their_worst() -> None:
     x = torch.zeros(1, 1, 1, dtype=torch.float64)
     asked = Case(graph, x, Perturbation(1.0).around(x), torch.ones(1, 1, 1).double(), torch.zeros(1).double())
     assert asked.found is not None
-    proof, _ = asked.found.lower(asked.start(), asked.offset, asked.root.warm.lines[0], enough=math.inf)
+    proof = asked.found.lower(asked.start(), asked.offset, asked.root.warm.lines[0], enough=math.inf)
     assert -1.01 <= proof <= -1
 
 

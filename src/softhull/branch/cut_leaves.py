@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from ..propagate.walk import Claim, Step
 from .cuts import Cut
 from .loop import Cell, Solved
 from .losses import entry_cut
-from .rectifiers import Multipliers, Rectifiers
+from .rectifiers import Rectifiers
 from .skeleton import Functions, Relaxed, Skeleton, together
 
 # Gradient steps of a root, of a cell, and of one that is only tried; and how far they go.
@@ -41,9 +40,6 @@ ROOT, STEPS, TRIED = 30, 10, 2
 # over, as long as they gain this share of what is missing.
 LAST, OVER, GAINED = 150, 4, 0.1
 RATE = 0.15
-# All rectifiers of a cell are taken together, in so many steps, where at the root that gained this share of what was
-# missing.
-TOGETHER_STEPS, PAYS = 60, 0.5
 # Cells keep so many candidates for their cut; those that are deeper than this one: the account is right so often that
 # trying others pays only where all that follows depends on it.
 CANDIDATES, DEEP = 8, 6
@@ -66,13 +62,11 @@ class Warm:
     upper: Tensor
     lines: Tensor  # [2, E]: where in their range the lines are
     on_cuts: Tensor  # [C]
-    joint: Multipliers | None = None  # of all rectifiers together
 
     @property
     def size(self) -> int:
         """The bytes it takes, roughly."""
-        joint = 0 if self.joint is None else len(self.joint.noise) + self.joint.entries.numel()
-        return 8 * (4 * len(self.lower) + len(self.on_cuts) + joint)
+        return 8 * (4 * len(self.lower) + len(self.on_cuts))
 
 
 class CutLeaves:
@@ -94,7 +88,6 @@ class CutLeaves:
         self.lost: dict[int, float] = {}
         self.sharpen = sharpen
         self.starts: dict[int, Functions] = {}  # of every problem, where the skeleton of its instance is known
-        self.joined: set[int] = set()  # problems whose cells are worth taking all rectifiers together
 
     @property
     def short(self) -> bool:
@@ -111,7 +104,8 @@ class CutLeaves:
                     mine = [p for p, owner in enumerate(self.instance) if owner == i]
                     found = root.skeleton.below(root.last, self.rows[mine])
                     self.starts |= {p: found.take(torch.tensor([k])) for k, p in enumerate(mine)}
-        return self._bounded([Cell(p, ()) for p in range(len(self.instance))], ROOT)
+        by_lines = self._bounded([Cell(p, ()) for p in range(len(self.instance))], ROOT)
+        return [self._together(p, each) for p, each in enumerate(by_lines)]
 
     def quick(self, cells: Sequence[Cell]) -> list[float]:
         """Bounds of candidate cells after few steps, to choose a cut by."""
@@ -153,25 +147,18 @@ class CutLeaves:
                         if not now.cuts and now.bound <= 0 and now.bound - found[k].bound > -GAINED * now.bound
                     ]
                     found |= better
-            if explain and root.skeleton is not None:
-                found |= {k: self._together(root.skeleton, cells[k], found[k]) for k in mine.tolist()}
         return [found[k] for k in range(len(cells))]
 
-    def _together(self, skeleton: Skeleton, cell: Cell, found: Solved) -> Solved:
-        """The same cell with all rectifiers in one quadratic, where it is not proved and that pays."""
-        problem, warm = cell.problem, found.warm
-        if found.bound > 0 or (cell.path and problem not in self.joined):
+    def _together(self, problem: int, found: Solved) -> Solved:
+        """The same root with all rectifiers in one quadratic; cells are cut faster than such quadratics are found."""
+        skeleton, warm = self.parts[self.instance[problem]].skeleton, found.warm
+        if skeleton is None or found.bound > 0:
             return found
         rectifiers = Rectifiers.of(skeleton, warm.lower, warm.upper)
         if rectifiers is None:
             return found
-        known = None if cell.warm is None else cell.warm.joint
-        how: dict[str, Any] = {"start": warm.lines[0]} if known is None else {"start": known, "steps": TOGETHER_STEPS}
-        bound, joint = rectifiers.lower(self.starts[problem], self.offsets[problem], **how)
-        if not cell.path and bound - found.bound > -PAYS * found.bound:
-            self.joined.add(problem)
-        warm = replace(warm, joint=joint)
-        return replace(found, bound=max(bound, found.bound), warm=warm, size=warm.size)
+        bound = rectifiers.lower(self.starts[problem], self.offsets[problem], warm.lines[0])
+        return replace(found, bound=max(bound, found.bound))
 
     def _batch(self, root: _Root, cells: Sequence[Cell]) -> _Batch:
         problems = torch.tensor([cell.problem for cell in cells])

@@ -158,28 +158,25 @@ class Rectifiers:
         E, n = self.below.on_input.shape
         return min(STEPS, _OPERATIONS // (2 * E * E * (n + E)))
 
-    def lower(
-        self, row: Functions, offset: Tensor, start: Tensor | Multipliers, steps: int = STEPS, enough: float = 0.0
-    ) -> tuple[float, Multipliers]:
-        """A lower bound on one row less its offset, and what proves it.
+    def lower(self, row: Functions, offset: Tensor, slopes: Tensor, enough: float = 0.0) -> float:
+        """A lower bound on one row less its offset; steps start from lines with ``slopes [E]`` below rectifiers.
 
-        Work ends when it exceeds ``enough``, or does not seem to get there. Steps start from multipliers, or from lines with such slopes ``[E]`` below rectifiers.
+        Work ends when it exceeds ``enough``, or does not seem to get there.
         """
         row, offset = self._of_noise([row.to(torch.float64)]), offset.double()
         row = replace(row, constant=row.constant - offset, size=row.size + offset.abs())
-        best = self._start(row, start.double()) if isinstance(start, Tensor) else start
-        worth, before, steps = -math.inf, -math.inf, min(steps, self.steps)
-        for step, multipliers, value in self._climb(row, best, steps):
+        best, worth, before = self._start(row, slopes.double()), -math.inf, -math.inf
+        for step, multipliers, value in self._climb(row, best):
             if value > worth:
                 best, worth = multipliers, value
                 if value > enough and (proved := self.certified(row, best)) > enough:
-                    return proved, best
+                    return proved
             if step % _LOOK == _LOOK - 1:
                 # Steps gain less and less: where as much as the last ones does not do, nothing will.
-                if worth + (worth - before) * (steps - step) / _LOOK < enough < math.inf:
+                if worth + (worth - before) * (self.steps - step) / _LOOK < enough < math.inf:
                     break
                 before = worth
-        return self.certified(row, best), best
+        return self.certified(row, best)
 
     def _start(self, row: Functions, slopes: Tensor) -> Multipliers:
         """The linear constraints as lines take them, the products a little."""
@@ -220,11 +217,11 @@ class Rectifiers:
         mixed = (back[:, None] * under.on_input - product[:, None] * over.on_input) / 2
         return _Quadratic(constant, on_noise, on_values, noise.expand(on_noise.shape), mixed, square)
 
-    def _climb(self, row: Functions, start: Multipliers, steps: int) -> Iterator[tuple[int, Multipliers, float]]:
+    def _climb(self, row: Functions, start: Multipliers) -> Iterator[tuple[int, Multipliers, float]]:
         """Multipliers on the way up, each with its step and what it is about worth."""
         free, before = Free(), start
         barrier = _BARRIER * float(start.noise.exp().sum()) / (len(self.radius) + len(self.most))
-        for step in range(steps):
+        for step in range(self.steps):
             self.bounds.check_time()
             noise = free(-1, "noise", start.noise, 0, -math.inf, math.inf)
             entries = free(-1, "entries", start.entries, 0, -math.inf, math.inf)
