@@ -20,6 +20,7 @@ from ..branch.cut_leaves import CutLeaves
 from ..errors import InvalidInput, SofthullError
 from ..graph.operator import Bilinear, Elementwise, Interval
 from ..graph.ops.normalize import Normalized
+from ..graph.ops.relu import Relu
 from ..graph.ops.softmax import Softmax
 from ..graph.rounding import share, underflow
 from ..propagate import softmax_steps as softmaxes
@@ -50,6 +51,8 @@ LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradi
 ASCENDED, BENT = "second order, gradient", "second order, bent rectifiers"
 FUNCTIONS = "functions between activations"
 FORMS = "affine forms"
+# Entries of all nodes up to which functions between activations are looked at without being asked to hurry.
+SMALL = 1 << 13
 # What activations lose is looked at alone where it is this share of all.
 MOSTLY = 0.5
 # A bound is settled where all that is left to gain is this share of the score that the attack reaches: a question about
@@ -98,6 +101,9 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     work.tolerance = SETTLED
     if not networks_of(work).products:
         yield from stages(method.linear, work)
+        small = work.claims.ends and all(worth_functions(each) for each in networks_of(work).graphs)
+        if small and len(left := work.open()):
+            yield from by_functions(work, linear_walks(work, method.linear, left))
         return
     # Fitted rows gain a few percent of a score at ten times the cost: only for those who ask for them.
     second = method.second_order if work.claims.ends else replace(method.second_order, row_fit=False)
@@ -109,8 +115,7 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     work.attack_open()
     before = work.claims.least(work.found)
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
-    # A time limit says that somebody waits. There is no certificate of what functions between activations prove.
-    if work.claims.ends and work.effort.deadline < math.inf and not work.effort.proofs:
+    if work.claims.ends and work.effort.deadline < math.inf:  # a time limit says that somebody waits
         yield from by_functions(work, walks)
     yield from second_order(work, walks, second, curved, method.optimize > 0)
     if method.optimize:
@@ -203,8 +208,20 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
         work.instances = work.instances[~torch.isin(work.instances, left)]
 
 
+def worth_functions(each: Ensemble) -> bool:
+    """Whether functions between activations take next to nothing: a small network whose activations are rectifiers."""
+    relaxed = [node.operator for node in each.graph.nodes if isinstance(node.operator, Elementwise)]
+    small = each.structure.volume(len(each.graph.nodes) - 1) <= SMALL
+    return small and bool(relaxed) and all(isinstance(operator, Relu) for operator in relaxed)
+
+
 def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
-    """Gradient steps on the lines of activations where these lose most of what the worst open rows lose."""
+    """Gradient steps on the lines of activations where these lose most, then all rectifiers together.
+
+    There is no certificate of what that proves: runs that keep proofs do without it.
+    """
+    if work.effort.proofs:
+        return
     claims, (bounds,) = cast("Margins", work.claims), walks.bounds
     row, instance = claims.worst_rows(work.found)
     found = account(bounds, claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape), walks.places(instance))
