@@ -271,6 +271,7 @@ class SecondOrderBounds:
         """
         found = []
         for part in pieces(positions(rows), self.together()):
+            self.bounds.check_time()
             quadratic = self.quadratic(rows[part], instances[part], None, index)
             low, d = solve_quadratic(quadratic, self.forms.noise, Pursuit(steps, target[part], hopeless=fitted))
             if fitted:
