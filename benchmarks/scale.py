@@ -1,7 +1,7 @@
 """Vision transformers of growing depth and length, random weights: CPU time and memory of the default method.
 
 Width 192, three heads, GELU, layer normalisation, patches of 48 numbers and a class token, as in the smallest published
-ones. The last network has twelve layers and 64 tokens, which takes long: name sizes to run fewer of them,
+ones. The last network has twelve layers and 64 tokens, which takes some minutes: name sizes to run fewer of them,
 ``python -m benchmarks.scale 1e-4 2x16``. One random input each, and a small l_inf ball around it.
 """
 
@@ -17,7 +17,7 @@ from softhull import Perturbation, from_torch, verify_robustness
 from softhull.runs.memory import Meter
 
 WIDTH, HEADS, HIDDEN, PATCH, CLASSES = 192, 3, 768, 48, 10
-SIZES = ((2, 16), (4, 16), (8, 16), (2, 32), (2, 64), (12, 64))  # layers, tokens
+SIZES = ((2, 16), (4, 16), (8, 16), (12, 16), (2, 32), (2, 64), (12, 64))  # layers, tokens
 EPS = 1e-4
 SEED = 7
 

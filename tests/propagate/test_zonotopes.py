@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,18 +25,21 @@ from tests.graph.random_graphs import random_graph
 from tests.propagate.checks import points_of
 from tests.propagate.test_shadow import encoder, one_token
 
+Make = Callable[[LinearBounds], LinearBounds]
 
-def violations(graph: Graph, region: Region, seed: int, walked: bool = False) -> int:
+
+def violations(graph: Graph, region: Region, seed: int, make: Make = known_by_forms) -> int:
     """How many sampled values lie outside of ranges, functions of the input, differences of logits and rows."""
-    bounds, last = known_by_forms(LinearBounds(graph, region, Linear()), walked), len(graph.nodes) - 1
-    C = torch.randn((4, 1, *graph.output_shape), dtype=torch.float64)
+    rounded, last = graph.to(region.lower.dtype, "cpu"), len(graph.nodes) - 1
+    bounds = make(LinearBounds(rounded, region, Linear()))
+    C = torch.randn((4, 1, *graph.output_shape), dtype=region.lower.dtype)
     low, high = bounds.between(last, C)
-    points = points_of(region, seed, 120)[:, 0]
-    values = graph.values(points)
-    count = 0
+    points = points_of(region, seed, 120)[:, 0].double()
+    values, C = graph.values(points), C.double()
+    count, tiny = 0, 1e-12 if region.lower.dtype == torch.float64 else 1e-5
 
     def outside(least: Tensor, value: Tensor, most: Tensor) -> int:
-        seen = (most > least + 1e-12).expand(value.shape)  # of what does not move the value is as rounded as its bounds
+        seen = (most > least + tiny).expand(value.shape)  # of what does not move the value is as rounded as its bounds
         return int((~((least <= value) & (value <= most)) & seen).sum())
 
     for index, value in enumerate(values):
@@ -42,7 +47,8 @@ def violations(graph: Graph, region: Region, seed: int, walked: bool = False) ->
         found = shadow(bounds, index)
         assert found is not None
         x = points.flatten(1)[:, found.moving]
-        least, most = x @ found.below[0].T + found.below_offset, x @ found.above[0].T + found.above_offset
+        least = x @ found.below[0].double().T + found.below_offset
+        most = x @ found.above[0].double().T + found.above_offset
         count += outside(least, value.flatten(1), most)
         if isinstance(operator := graph.nodes[index].operator, Softmax):
             logits = values[graph.nodes[index].inputs[0]].movedim(operator.axis + 1, -1)
@@ -60,7 +66,8 @@ def test_forms_hold(norm: float, walked: bool) -> None:
     for depth, centred in ((1, False), (2, True), (6, True)):
         graph = encoder(rng, depth, centred, 2, 4)
         for eps in (1e-6, 0.2, 30.0) if depth < 6 else (0.003,):
-            assert violations(graph, one_token(rng, graph, eps, norm), depth, walked) == 0
+            make = partial(known_by_forms, walked=walked)
+            assert violations(graph, one_token(rng, graph, eps, norm), depth, make) == 0
 
 
 def test_forms_of_random_networks_hold() -> None:

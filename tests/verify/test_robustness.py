@@ -16,7 +16,9 @@ from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Branch, Linear, Paper
+from softhull.propagate.structure import Structure
 from softhull.regions import Perturbation
+from softhull.verify import walks
 from softhull.verify.margins import Margins, class_change
 from softhull.verify.methods import CLASSES, RANGES, SCORES, TABLE, find_method
 from softhull.verify.result import Verdict
@@ -62,6 +64,32 @@ def test_certified_instances_survive_the_attack(seed, kind):
                 assert record.bound is not None
                 assert attacked[record.index] >= record.bound - 1e-9
                 assert record.attack is None or record.attack > 0
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_forms_over_balls_lose_no_verdict_that_walks_to_the_input_give(reached, monkeypatch):
+    """What they prove survives the attack; what they leave is walked, unless walks would not reach the input."""
+    rng = np.random.default_rng(3)
+    graph = encoder(rng, 2, True, 2, 4)
+    x = torch.from_numpy(rng.normal(size=(3, *graph.input_shape)))
+    labels = graph(x).flatten(1).argmax(1)
+    usual = {eps: verify_robustness(graph, x, labels, Perturbation(eps), attack=True) for eps in (1e-3, 0.05, 0.3)}
+    monkeypatch.setattr(walks, "worth_balls", lambda bounds: True)
+    monkeypatch.setattr(Structure, "reaches_input", reached)
+    for eps, before in usual.items():
+        result = verify_robustness(graph, x, labels, Perturbation(eps), attack=True)
+        for record, other in zip(result.records, before.records):
+            if record.verdict is Verdict.CERTIFIED:
+                assert record.bound is not None
+                assert record.attack is not None
+                assert record.attack >= record.bound > 0
+                assert other.verdict is not Verdict.FALSIFIED
+            elif reached:
+                assert other.verdict is not Verdict.CERTIFIED
+            else:
+                assert record.verdict is Verdict.FALSIFIED or "affine forms only" in record.message
+        if eps == 1e-3:
+            assert all(record.verdict is Verdict.CERTIFIED for record in result.records)
 
 
 def test_a_counterexample_lies_in_the_ball_and_changes_the_class():

@@ -99,6 +99,11 @@ class Structure:
             return -1
         return bisect_left(self._volume, self.volume(index) - _WORK // specifications, hi=index)
 
+    @cached_property
+    def reaches_input(self) -> bool:
+        """Whether walks for all entries of any node end at the input."""
+        return all(self.end(index, math.prod(node.shape)) < 0 for index, node in enumerate(self.graph.nodes))
+
     def rows_are_softmax(self, index: int, axis: int) -> bool:
         """True when every line of the node along ``axis`` holds exactly one whole softmax row."""
         source = self.source(index)

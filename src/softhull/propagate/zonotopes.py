@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from functools import singledispatchmethod
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -53,10 +53,14 @@ _WIDE = 0.1
 
 def worth_forms(bounds: LinearBounds) -> bool:
     """Whether forms take much less than walks: few inputs move, and there are several layers of attention."""
-    layers = sum(isinstance(node.operator, Softmax) for node in bounds.graph.nodes)
     last = len(bounds.graph.nodes) - 1
     few = len(moving_inputs(bounds)) <= _FEW * bounds.structure.width(last)
-    return layers > 1 and few and bounds.structure.volume(last) ** 2 > _LITTLE
+    return attends_often(bounds) and few and bounds.structure.volume(last) ** 2 > _LITTLE
+
+
+def attends_often(bounds: LinearBounds) -> bool:
+    """Whether there are several layers of attention, through which second order does not go at once."""
+    return sum(isinstance(node.operator, Softmax) for node in bounds.graph.nodes) > 1
 
 
 def dear_walks(bounds: LinearBounds) -> bool:
@@ -69,19 +73,17 @@ def known_by_forms(bounds: LinearBounds, walked: bool = False) -> LinearBounds:
 
     ``walked``: met with walks for the widest entries, which rest on the forms of earlier nodes.
     """
-    forms = Zonotopes(bounds, walked)
-    last_use = {i: index for index, node in enumerate(bounds.graph.nodes) for i in node.inputs}
-    for index, node in enumerate(bounds.graph.nodes):
-        bounds.check_time()
-        forms.add(index)
-        for i in set(node.inputs):
-            if last_use[i] == index:
-                forms.forget(i)
+    Zonotopes(bounds, walked).tell_all()
     return bounds
 
 
 class Zonotopes:
-    """The forms of the nodes at hand, over ``noise``: the inputs that move, then what was relaxed."""
+    """The forms of the nodes at hand, over ``noise``: the inputs that move, then what was relaxed.
+
+    The slopes of one node take at most ``tensors`` times the memory of one coefficient tensor.
+    """
+
+    tensors: ClassVar[int] = TENSORS // 2
 
     def __init__(self, bounds: LinearBounds, walked: bool = False) -> None:
         if bounds.size != 1:
@@ -90,9 +92,9 @@ class Zonotopes:
         region = bounds.region
         self.moving = moving_inputs(bounds)
         self.centre, self.reach = (t.flatten(1) for t in centre_and_radius(region))
-        self.noise = Noise(len(self.moving), math.inf if region.centre is None else region.norm)
         self.count = len(self.moving)
-        self._shadows: dict[int, Shadow] = {}
+        self.noise = Noise(self.count, region.norm if region.centre is not None and self.count else math.inf)
+        self._shadows: dict[int, Shadow | None] = {}
         slope = torch.zeros(1, self.count, self.centre.shape[1], dtype=self.centre.dtype, device=self.centre.device)
         slope[0, torch.arange(self.count), self.moving] = self.reach[0, self.moving]
         still = torch.ones_like(self.reach, dtype=torch.bool)
@@ -116,6 +118,24 @@ class Zonotopes:
         """The noise itself."""
         return Basis(torch.ones(1, self.count, dtype=self.centre.dtype, device=self.centre.device))
 
+    def tell_all(self) -> None:
+        """Forms of all nodes, one after the other, each let go after its last use; the bounds then know of them."""
+        nodes = self.graph.nodes
+        for index in range(len(nodes)):  # better known before work than after
+            self._check_memory(index, self.count)
+        last_use = {i: index for index, node in enumerate(nodes) for i in node.inputs}
+        for index, node in enumerate(nodes):
+            self.bounds.check_time()
+            self.add(index)
+            for i in set(node.inputs):
+                if last_use[i] == index:
+                    self.forget(i)
+            if len(self._forms) == 1:
+                self.settle(index)
+
+    def settle(self, index: int) -> None:
+        """Called where a node is all that later ones read: time to write its noise in another way."""
+
     def form(self, index: int) -> AffineForm:
         """The form of a node at hand."""
         return self._forms[index]
@@ -130,11 +150,15 @@ class Zonotopes:
 
     def add(self, index: int) -> None:
         """The form of the next node, of which the bounds then know."""
-        node = self.graph.nodes[index]
-        if self.centre.element_size() * 2 * self.count * math.prod(node.shape) > TENSORS * self.bounds.memory:
-            raise NoAffineForms(f"forms of {node.label} do not fit the memory")
-        self._forms[index] = self.rule(node.operator, index)
+        self._check_memory(index, self.count)
+        self._forms[index] = self.rule(self.graph.nodes[index].operator, index)
         self._tell(index)
+
+    def _check_memory(self, index: int, count: int) -> None:
+        """NoAffineForms where slopes of a node over so much noise would take too much."""
+        node = self.graph.nodes[index]
+        if self.centre.element_size() * count * math.prod(node.shape) > self.tensors * self.bounds.memory:
+            raise NoAffineForms(f"forms of {node.label} do not fit the memory")
 
     # What forms say
 
@@ -164,7 +188,8 @@ class Zonotopes:
         if 0 <= source != index:  # the same entries in another order
             order = bounds.structure.order(index)
             knowledge.find("rough", index, lambda: bounds.interval(index))
-            knowledge.find("shadow", index, lambda: self._shadows[source].reordered(order.to(self.centre.device)))
+            known = self._shadows[source]
+            knowledge.find("shadow", index, lambda: known and known.reordered(order.to(self.centre.device)))
             return
         if isinstance(node.operator, Softmax | InverseDeviation):
             low, high = tightest(node.operator, bounds, index, None)
@@ -198,14 +223,13 @@ class Zonotopes:
         low, high = torch.minimum(low, high), torch.maximum(low, high)
         return low.reshape(lower.shape), high.reshape(upper.shape)
 
-    def _shadow(self, index: int) -> Shadow:
+    def _shadow(self, index: int) -> Shadow | None:
         """The form as functions of the input: what it says of other noise is a constant above and below."""
         form, n = self._forms[index], len(self.moving)
         centre, slope = form.centre.flatten(1), form.slope.flatten(2)
         at, reach = self.centre[:, self.moving], self.reach[:, self.moving]
         rate = slope[:, :n].mT / reach[:, None]
-        far = self.radius_of(slope[:, n:]) if self.noise.norm == math.inf else self.parts(slope)[1]
-        far = far + form.error.flatten(1)
+        far = self.parts(slope)[1] + form.error.flatten(1)
         offset = centre - (rate @ at[..., None])[..., 0]
         size = (rate.abs() @ (at.abs() + reach)[..., None])[..., 0] + centre.abs() + far
         # A quotient, a product and a sum for every input; the sums with the centre and what is far.
@@ -231,7 +255,7 @@ class Zonotopes:
         exact = ((rate == 0) | (rate == 1)) & (middle == 0)
         rounded = self.share(3) * (rate.abs() * form.size(self.basis) + middle.abs())
         error = rate.abs() * form.error + torch.where(exact, 0.0, rounded)
-        return self._with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius, error)
+        return self._with_noise(rate * form.centre + middle, form.slope, radius, error, rate)
 
     @rule.register
     def _(self, operator: Bilinear, index: int) -> AffineForm:
@@ -246,10 +270,13 @@ class Zonotopes:
         if len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
             radius = operator.value(self.radius(x), self.radius(y))
             return self._with_noise(*self._tangent(operator, x, y, (-radius, radius)))
-        between = self._products(operator, x, y, self._half(left), self._half(right))
+        low, high = self._products(operator, x, y, self._half(left), self._half(right))
         if self.bounds.structure.rows_are_softmax(left, len(operator.left) - 1):
-            x = self._summing_to_one(x)
-        return self._with_noise(*self._tangent(operator, x, y, between))
+            x, shifted = self._summing_to_one(x)
+            # Products are those of deviations from the centre as it was.
+            moved = operator.value(shifted, self.radius(y))
+            low, high = low - moved, high + moved
+        return self._with_noise(*self._tangent(operator, x, y, (low, high)))
 
     @rule.register
     def _(self, operator: Normalized, index: int) -> AffineForm:
@@ -304,12 +331,11 @@ class Zonotopes:
         form, axis = self.form(self.graph.nodes[index].inputs[0]), operator.axis
         K, shape = form.centre.shape[axis + 1], form.centre.movedim(axis + 1, -1).shape
         at = form.centre.movedim(axis + 1, -1).reshape(1, -1, K)
-        moved = form.slope.movedim(axis + 2, -1).reshape(1, form.slope.shape[1], -1, K)
+        moved = form.slope.movedim(axis + 2, -1).reshape(1, form.slope.shape[1], at.shape[1], K)
         cost = self.share(2 * K + form.slope.shape[1] + 8)
         slack = (form.error + cost * form.size(self.basis)).movedim(axis + 1, -1).reshape(at.shape)
         apart = at[..., :, None] - at[..., None, :]
-        far = torch.stack([self.radius_of(moved - moved[..., k : k + 1]) for k in range(K)], -1)
-        far = far + slack[..., :, None] + slack[..., None, :]
+        far = self._apart(moved) + slack[..., :, None] + slack[..., None, :]
         differences = apart - far, apart + far
         self.bounds.knowledge.find("differences", index, lambda: differences)
 
@@ -336,17 +362,21 @@ class Zonotopes:
 
         return self._with_noise(*(back(t) for t in (found.value, slope, error, torch.zeros_like(error))))
 
+    def _apart(self, rows: Tensor) -> Tensor:
+        """How far noise moves the differences ``[1, rows, K, K]`` within rows of slopes ``[1, r, rows, K]``."""
+        return torch.stack([self.radius_of(rows - rows[..., k : k + 1]) for k in range(rows.shape[-1])], -1)
+
     # Products of deviations
 
     def _tangent(
         self, operator: Bilinear, x: AffineForm, y: AffineForm, between: Interval
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tangent of a product at the centres, and what is ``between`` it and the product; rounding costs."""
-        r = self.count
-        dx, dy = (form.padded(r)[0] for form in (x, y))
-        slope = operator.value(dx, y.centre.expand(r, *y.centre.shape[1:]))
-        slope = slope + operator.value(x.centre.expand(r, *x.centre.shape[1:]), dy)
-        low, high = between
+        by_x = operator.value(x.slope[0], y.centre.expand(x.slope.shape[1], *y.centre.shape[1:]))
+        by_y = operator.value(x.centre.expand(y.slope.shape[1], *x.centre.shape[1:]), y.slope[0])
+        slope, other = (by_x, by_y) if len(by_x) >= len(by_y) else (by_y, by_x)
+        slope[: len(other)] += other
+        r, (low, high) = len(slope), between
         sizes = [form.size(self.basis) for form in (x, y)]
         error = 4 * self.share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
         error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
@@ -384,7 +414,7 @@ class Zonotopes:
         cost = 1 + self.share(hx.shape[-1])
         low, high = low * cost, high * cost
         n = len(self.moving)
-        if n > _SQUARED:
+        if not 0 < n <= _SQUARED:
             return low, high
         left = dx[0, :n].movedim(0, -1)  # [..., I, k, n]
         right = dy[0, :n].movedim(0, -1).transpose(-3, -2)  # [..., J, k, n]
@@ -404,7 +434,7 @@ class Zonotopes:
         radius, d = self.radius_of(slope), math.prod(slope.shape[dim + 1] for dim in dims)
         alone = radius.square().mean(dims, keepdim=True)
         n = len(self.moving)
-        if n > _SQUARED:
+        if not 0 < n <= _SQUARED:
             return alone
         own, others = self.parts(slope)
         lines = slope[0, :n].movedim(0, -1).movedim([dim - 1 for dim in dims], list(range(-1 - len(dims), -1)))
@@ -415,8 +445,11 @@ class Zonotopes:
         together = (most.sqrt() + others.square().mean(dims, keepdim=True).sqrt()).square()
         return torch.minimum(alone, together * (1 + self.share(8)))
 
-    def _summing_to_one(self, form: AffineForm) -> AffineForm:
-        """Probabilities whose rows, along the last axis, sum to one exactly: the widest gives way."""
+    def _summing_to_one(self, form: AffineForm) -> tuple[AffineForm, Tensor]:
+        """Probabilities whose rows, along the last axis, sum to one exactly: the widest gives way.
+
+        With them how far apart what noise does to an entry is in both forms.
+        """
         widest = self.radius(form).argmax(-1, keepdim=True)
         chosen = torch.zeros_like(form.centre, dtype=torch.bool).scatter(-1, widest, True)
         centre = torch.where(chosen, 1 - form.centre.masked_fill(chosen, 0.0).sum(-1, keepdim=True), form.centre)
@@ -424,21 +457,37 @@ class Zonotopes:
         slope = torch.where(chosen, -form.slope.masked_fill(chosen, 0.0).sum(-1, keepdim=True), form.slope)
         cost = self.share(centre.shape[-1])
         total = (form.error + cost * (1 + form.size(self.basis))).sum(-1, keepdim=True)
-        return AffineForm(centre, slope, torch.where(chosen[:, 0], total, form.error))
+        chosen = chosen[:, 0]
+        shifted = ((centre - form.centre).abs() + form.error + total) * (1 + self.share(3))
+        return AffineForm(centre, slope, torch.where(chosen, total, form.error)), torch.where(chosen, shifted, 0.0)
 
-    def _with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
+    def _with_noise(
+        self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor, rate: Tensor | None = None
+    ) -> AffineForm:
         """A form plus one fresh noise number for every entry with a radius that is more than rounding.
 
-        It takes the error in, which would grow with every sum of absolute values that it goes through.
+        It takes the error in, which would grow with every sum of absolute values that it goes through. Slopes are
+        multiplied by ``rate`` where there is one.
         """
-        slope = AffineForm(centre, slope, error).padded(self.count)
         noisy = radius > ulps(256, centre.dtype) * centre.abs()
         radius, error = radius + error, torch.where(noisy, 0.0, radius + error)
         entries = noisy.flatten().nonzero()[:, 0]
         own = slope.new_zeros(len(entries), centre.numel())
         own[torch.arange(len(entries)), entries] = radius.flatten()[entries]
-        self.count += len(entries)
-        return AffineForm(centre, torch.cat((slope, own.reshape(1, -1, *centre.shape[1:])), 1), error)
+        return AffineForm(centre, self._with_rows(slope, own.unflatten(1, centre.shape[1:]), rate), error)
+
+    def _with_rows(self, slope: Tensor, own: Tensor, rate: Tensor | None = None) -> Tensor:
+        """Slopes, times ``rate``, and behind all noise there is those ``own [k, *shape]`` over more, by one copy."""
+        first, r = self.count, slope.shape[1]
+        self.count += len(own)
+        found = slope.new_empty(1, self.count, *slope.shape[2:])
+        if rate is None:
+            found[:, :r] = slope
+        else:
+            torch.mul(slope, rate[:, None], out=found[:, :r])
+        found[:, r:first] = 0
+        found[:, first:] = own
+        return found
 
 
 def _met(known: Interval, found: Interval) -> Interval:

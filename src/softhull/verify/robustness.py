@@ -81,7 +81,8 @@ def verify_robustness(
         timeout: Seconds per instance; the instances of a batch share their time.
         budget: Seconds for the whole call.
         seed: Of the attack.
-        memory: Bytes of one tensor; the whole computation needs some tens of times that.
+        memory: Bytes of one tensor; the whole computation needs some tens of times that, and for the largest
+            networks some hundreds of times.
         dtype: ``torch.float64`` or ``torch.float32``; rounding is charged in either.
         device: Where to compute; by default where ``x`` is.
         workers: How many processes share the instances; ``"auto"`` is one per CPU if the work is long.

@@ -36,7 +36,9 @@ from ..propagate.second_order.rules import NoAffineForms
 from ..propagate.second_order.sharpen import sharpened
 from ..propagate.second_order.specification import SecondOrderBounds, bound_quadratic, sum_below
 from ..propagate.second_order.sums import sum_of
+from ..propagate.shadow import least_combined
 from ..propagate.structure import pieces, positions
+from ..propagate.token_balls import known_by_token_balls, worth_balls
 from ..propagate.zonotopes import dear_walks, known_by_forms, worth_forms
 from .engine import Work, stages
 from .ensemble import Ensemble, Joined, Layered, join
@@ -174,8 +176,9 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
     """Walks on the output alone, with all else by affine forms, instance by instance, where that is much less work.
 
     What they prove is not looked at again. Where other walks take minutes they are left out if forms may stand
-    ``alone``, unless these come close, which then are met with walks for their widest entries. There is no certificate
-    of what forms prove.
+    ``alone``, unless these come close, which then are met with walks for their widest entries. Where forms do not fit
+    the memory there are those over balls; then walks are left out if they would not even reach the input. There is no
+    certificate of what forms prove.
     """
     graphs, effort = networks_of(work).graphs, work.effort
     if effort.proofs or not work.claims.ends or len(graphs) != 1:
@@ -185,21 +188,33 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
     for one in pieces(work.instances, 1):
         output = each.graph(work.found.worst[one]).flatten(1)
         margin = float(((claims.rows[:, one] * output).sum(-1) - claims.offsets[:, one]).amin())
-        for walked in (False, True):
-            region = work.problem.region.take(one)
-            bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline)
-            if not worth_forms(bounds):
-                return
+        region = work.problem.region.take(one)
+        start = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline)
+        few, many = worth_forms(start), worth_balls(start)
+        if not (few or many):
+            return
+        for walked in (False, True) if few else ():
+            bounds = start.knowing(Knowledge(each.structure))
             try:
                 known_by_forms(bounds, walked)
             except (NoAffineForms, torch.linalg.LinAlgError):
                 break
+            many = False
             yield Walks(graphs, one, (bounds,), (FORMS,))
             dear, least = alone and dear_walks(bounds), float(claims.least(work.found)[one])
             if dear and not walked:
                 left_out.append(one)
             if not dear or least > 0 or not least > -CLOSE * margin:
                 break
+        if not many:
+            continue
+        try:
+            known_by_token_balls(start)
+        except NoAffineForms:
+            continue
+        yield Walks(graphs, one, (start,), (FORMS,))
+        if alone and not each.structure.reaches_input:
+            left_out.append(one)
     left = torch.cat([*left_out, work.instances[:0]])
     work.instances = work.open()
     if len(left):
@@ -380,6 +395,10 @@ class Walks:
         if places is None:
             parts = pieces(positions(rows), bounds.chunk(len(bounds.graph.nodes) - 1))
             return torch.cat([self._walk(bounds, way, rows[part], target[part]) for part in parts])
+        if way == FORMS:  # those of one instance, all that is known of which need not be copied for every row
+            flat = rows.flatten(0, 1)[:, None]
+            parts = pieces(positions(flat), bounds.chunk(len(bounds.graph.nodes) - 1))
+            return torch.cat([self._walk(bounds, way, flat[part], target) for part in parts]).reshape(rows.shape[:2])
         found = []
         if self.kept is not None:
             self.kept.rows.clear()
@@ -389,13 +408,18 @@ class Walks:
         return torch.cat(found, 1)
 
     def _walk(self, bounds: LinearBounds, way: str, rows: Tensor, target: Tensor) -> Tensor:
+        """Lower bounds ``[S, b]`` on rows that fit the memory together, in the given way."""
         method, last = bounds.method, len(bounds.graph.nodes) - 1
         if way == GRADIENT:
             chosen = None if self.kept is None else Chosen(rows)
             if self.kept is not None and chosen is not None:
                 self.kept.rows.append(chosen)
             return optimized_lower(bounds, last, rows, method.optimize, method.learning_rate, target[0], chosen)
-        return bounds.lower(last, rows, contract=way == CONTRACTED)
+        found = bounds.lower(last, rows, contract=way == CONTRACTED)
+        if way == FORMS:  # the form of the output itself may say more than a walk over all that is relaxed
+            lines = torch.arange(math.prod(rows.shape[2:]), device=rows.device)[None]
+            found = torch.maximum(found, least_combined(bounds, last, lines, rows.flatten(2)[:, :, None])[..., 0])
+        return found
 
     # What a score asks for
 

@@ -22,6 +22,9 @@ from ...graph.rounding import share, underflow
 from ...regions import Region
 from .noise_parts import NoisePart, noise_parts, with_single
 
+# Numbers that are worked on at once where a copy of all would leave the cache.
+_PIECE = 1 << 20
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -196,9 +199,7 @@ class AffineForm:
 
     def spread(self, basis: Basis) -> Tensor:
         """The same without the centre."""
-        slope = self.slope.flatten(2)
-        reach = basis.reach[:, : slope.shape[1], None].mT
-        return (reach @ slope.abs())[:, 0].reshape(self.centre.shape)
+        return absolute_sum(self.slope, basis.reach[:, : self.slope.shape[1]]).reshape(self.centre.shape)
 
     def padded(self, r: int) -> Tensor:
         """The slope over ``r`` basis entries, those it does not know being zero."""
@@ -210,6 +211,14 @@ class AffineForm:
     def noise_slope(self, basis: Basis) -> Tensor:
         """The slope over the noise: ``[B, entries, n]``."""
         return basis.over_noise(self.slope.flatten(2).mT)
+
+
+def absolute_sum(slope: Tensor, weights: Tensor) -> Tensor:
+    """``sum_s weights[:, s] |slope[:, s]|`` of slopes ``[B or 1, r, *shape]``, as ``[B, *shape]``; copies no slopes."""
+    size = max(1, _PIECE // max(1, math.prod(slope.shape[2:])))
+    parts = zip(slope.split(size, 1), weights[:, None].split(size, 2))
+    found = sum((reach @ part.flatten(2).abs() for part, reach in parts), start=slope.new_zeros(()))
+    return found.reshape(-1, *slope.shape[2:])
 
 
 def input_noise(region: Region) -> tuple[Tensor, Basis, Noise]:

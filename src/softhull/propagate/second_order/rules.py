@@ -51,8 +51,7 @@ def _(operator: Affine, forms: Forms, index: int) -> AffineForm:
     B = max(slope.shape[0] for slope in slopes)
     flat = [slope.expand(B, *slope.shape[1:]).flatten(0, 1) for slope in slopes]
     at_zero = operator.value(*(torch.zeros_like(part[:1]) for part in flat))
-    # Entries masked by a constant of -inf do not move.
-    slope = torch.where(at_zero.isfinite(), operator.value(*flat) - at_zero, 0.0)
+    slope = _moved(operator, flat, at_zero)
     centre = operator.value(*(form.centre for form in inputs))
     constant = operator.magnitude(*(torch.zeros_like(form.error) for form in inputs))
     error = operator.magnitude(*(form.error for form in inputs)) - constant
@@ -63,6 +62,18 @@ def _(operator: Affine, forms: Forms, index: int) -> AffineForm:
         error = error * (1 + forms.share(terms)) + forms.share(terms + 2) * (sizes + 2 * often * constant)
     error = error + operator.slack
     return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
+
+
+def _moved(operator: Affine, slopes: list[Tensor], at_zero: Tensor) -> Tensor:
+    """What an affine function without its constant makes of slopes ``[r, *shape]``: a view of them, or in pieces."""
+    if not bool(at_zero.any()):
+        return operator.value(*slopes)
+    found = at_zero.new_empty(len(slopes[0]), *at_zero.shape[1:])
+    size = max(1, _PIECE // at_zero.numel())
+    for out, *part in zip(*(t.split(size) for t in (found, *slopes))):
+        # Entries masked by a constant of -inf do not move.
+        out.copy_(torch.where(at_zero.isfinite(), operator.value(*part) - at_zero, 0.0))
+    return found
 
 
 @affine_form.register(Elementwise)
@@ -281,6 +292,7 @@ def _(operator: InverseDeviation, forms: Forms, index: int) -> AffineForm:
 
 
 _LARGEST_ROW = 64  # longer rows are not worth their eigenvalues
+_PIECE = 1 << 20  # numbers that are worked on at once where a copy of all would leave the cache
 _FAR = 1000.0  # exp(-_FAR) is 0 in every dtype: a logit that far below the others is not there
 
 
