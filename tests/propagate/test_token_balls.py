@@ -31,10 +31,14 @@ from tests.propagate.test_shadow import encoder
 from tests.propagate.test_zonotopes import violations
 
 TOKENS, WIDTH, HEADS = 3, 4, 2
+MASKS = {"causal": -math.inf, "leaking": -5.0}
 
 
 def network(rng: np.random.Generator, kind: str, depth: int = 2) -> Graph:
-    """Layers of attention: before or after a normalisation, without one, of which tokens are mixed, or gated."""
+    """Layers of attention: before or after a normalisation, without one, of which tokens are mixed, gated, masked.
+
+    A mask of -5 lets something through.
+    """
 
     def weights(*shape: int) -> Tensor:
         return torch.from_numpy(rng.normal(size=shape) / np.sqrt(shape[0]))
@@ -48,10 +52,11 @@ def network(rng: np.random.Generator, kind: str, depth: int = 2) -> Graph:
     b = GraphBuilder((TOKENS, WIDTH))
     x = b.scale(-1, 1.0, weights(TOKENS, WIDTH))
     for _ in range(depth):
-        y = normalised(x) if kind in ("pre", "rms", "gated") else x
+        y = normalised(x) if kind in ("pre", "rms", "gated", *MASKS) else x
         q, k, v = (b.linear(y, weights(WIDTH, WIDTH)) for _ in range(3))
         q, k, v = (b.transpose(b.reshape(t, (TOKENS, HEADS, WIDTH // HEADS)), (1, 0, 2)) for t in (q, k, v))
-        p = b.elementwise(Softmax(2), b.matmul(q, b.transpose(k, (0, 2, 1))))
+        mask = torch.full((1, TOKENS, TOKENS), MASKS[kind], dtype=torch.float64).triu(1) if kind in MASKS else None
+        p = b.elementwise(Softmax(2, mask), b.matmul(q, b.transpose(k, (0, 2, 1))))
         y = b.reshape(b.transpose(b.matmul(p, v), (1, 0, 2)), (TOKENS, WIDTH))
         y = b.linear(y, weights(WIDTH, WIDTH))
         x = y if kind == "chain" else b.sum_of(x, y)
@@ -72,7 +77,7 @@ def ball(rng: np.random.Generator, graph: Graph, eps: float, norm: float, dtype:
     return Perturbation(eps, norm).around(x)
 
 
-@pytest.mark.parametrize("kind", ["pre", "rms", "post", "chain", "plain", "mixer", "gated"])
+@pytest.mark.parametrize("kind", ["pre", "rms", "post", "chain", "plain", "mixer", "gated", *MASKS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_forms_hold(kind: str, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(1)
@@ -81,6 +86,8 @@ def test_forms_hold(kind: str, dtype: torch.dtype) -> None:
         for eps in radii:
             region = ball(rng, graph, eps, norm, dtype)
             assert violations(graph, region, 1, known_by_token_balls) == 0
+            if kind in MASKS:
+                assert violations(graph, region, 1) == 0
 
 
 def test_deep_and_random_networks_hold() -> None:

@@ -33,7 +33,7 @@ from .second_order.affine_form import AffineForm, Basis, Noise, centre_and_radiu
 from .second_order.elementwise import parallel_band
 from .second_order.forward import TENSORS
 from .second_order.probabilities import affine_probabilities, tangent_directions
-from .second_order.rules import NoAffineForms, mean_square_tangent
+from .second_order.rules import NoAffineForms, by_rows, far_below, leaking, mean_square_tangent
 from .second_order.rules import affine_form as rule_of_forms
 from .shadow import Shadow, moving_inputs
 from .structure import pieces, positions
@@ -326,18 +326,17 @@ class Zonotopes:
 
     @rule.register
     def _(self, operator: Softmax, index: int) -> AffineForm:
-        if operator.masked is not None:
-            raise NoAffineForms(f"no forms for masked logits at {self.graph.nodes[index].label}")
-        form, axis = self.form(self.graph.nodes[index].inputs[0]), operator.axis
+        (before,), axis = self.graph.nodes[index].inputs, operator.axis
+        form = self.form(before)
         K, shape = form.centre.shape[axis + 1], form.centre.movedim(axis + 1, -1).shape
-        at = form.centre.movedim(axis + 1, -1).reshape(1, -1, K)
+        at = by_rows(form.centre, axis)
         moved = form.slope.movedim(axis + 2, -1).reshape(1, form.slope.shape[1], at.shape[1], K)
         cost = self.share(2 * K + form.slope.shape[1] + 8)
-        slack = (form.error + cost * form.size(self.basis)).movedim(axis + 1, -1).reshape(at.shape)
+        slack = by_rows(form.error + cost * form.size(self.basis), axis)
         apart = at[..., :, None] - at[..., None, :]
         far = self._apart(moved) + slack[..., :, None] + slack[..., None, :]
-        differences = apart - far, apart + far
-        self.bounds.knowledge.find("differences", index, lambda: differences)
+        known = differences = apart - far, apart + far
+        self.bounds.knowledge.find("differences", index, lambda: known)
 
         def along(directions: Tensor) -> Tensor:
             return torch.einsum("brkj,bsrj->bsrk", directions, moved)
@@ -354,13 +353,22 @@ class Zonotopes:
             radius = reach(directions)[1]
             return (weights * radius.square()).sum(-1) * (1 + self.share(2 * K + 4))
 
+        masked, leak = None, torch.zeros_like(at)
+        if operator.masked is not None:
+            masked = by_rows(operator.masked.expand(form.centre.shape), axis)
+            at, differences = far_below(masked, at, differences)
         found = affine_probabilities(at, differences, tangent_directions(at), reach, variance)
+        if masked is not None:
+            leak = by_rows(operator.leak(*self.bounds.interval(before)), axis).expand(at.shape)
+            found = leaking(masked, found, leak[..., :1])
         slope, error = along(found.slope), found.error + missed(found.slope)
+        # Constants beside a mask are off by what leaks, which is worth no noise of its own.
+        beside = torch.where(found.error == 0, leak, 0.0)
 
         def back(t: Tensor) -> Tensor:
             return t.reshape(*t.shape[:-2], *shape[1:]).movedim(-1, axis - len(shape) + 1)
 
-        return self._with_noise(*(back(t) for t in (found.value, slope, error, torch.zeros_like(error))))
+        return self._with_noise(*(back(t) for t in (found.value, slope, error, beside)))
 
     def _apart(self, rows: Tensor) -> Tensor:
         """How far noise moves the differences ``[1, rows, K, K]`` within rows of slopes ``[1, r, rows, K]``."""

@@ -194,7 +194,7 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     """Logits that are masked in every row are left out, as if they were not there."""
     node, axis = forms.graph.nodes[index], operator.axis
     lower, upper = forms.bounds.interval(node.inputs[0])
-    masked = None if operator.masked is None else _by_rows(operator.masked.expand(1, *node.shape), axis)
+    masked = None if operator.masked is None else by_rows(operator.masked.expand(1, *node.shape), axis)
     seen = torch.ones(node.shape[axis], dtype=torch.bool, device=lower.device)
     shown = (seen if masked is None else ~masked.flatten(0, 1).all(0)).nonzero()[:, 0]
     if not bool(lower.isfinite().all() and upper.isfinite().all()) or len(shown) == 1:
@@ -209,12 +209,12 @@ def _(operator: Softmax, forms: Forms, index: int) -> AffineForm:
     forms.know_differences(index, rows, shown)
     at, differences = logits.at, rows.differences
     if masked is not None:
-        at, differences = _far_below(masked[..., shown], at, differences)
+        at, differences = far_below(masked[..., shown], at, differences)
     affine = affine_probabilities(at, differences, tangent_directions(at), logits.reach, logits.variance)
     leak = torch.zeros_like(at[..., :1])
     if masked is not None:
-        leak = _by_rows(operator.leak(lower, upper), axis)
-        affine = _leaking(masked[..., shown], affine, leak)
+        leak = by_rows(operator.leak(lower, upper), axis)
+        affine = leaking(masked[..., shown], affine, leak)
     if len(shown) == len(seen):
         below, above = affine.value - affine.error, affine.value + affine.error
         forms.parallel[index] = DensePlanes(affine.at, below, above, affine.slope, affine.slope)
@@ -296,13 +296,13 @@ _PIECE = 1 << 20  # numbers that are worked on at once where a copy of all would
 _FAR = 1000.0  # exp(-_FAR) is 0 in every dtype: a logit that far below the others is not there
 
 
-def _by_rows(t: Tensor, axis: int) -> Tensor:
+def by_rows(t: Tensor, axis: int) -> Tensor:
     """``[B, *shape]`` as ``[B, rows, K]``, or with one number per row where the axis has size 1."""
     t = t.movedim(axis + 1, -1)
     return t.reshape(t.shape[0], -1, t.shape[-1])
 
 
-def _far_below(masked: Tensor, at: Tensor, differences: Interval) -> tuple[Tensor, Interval]:
+def far_below(masked: Tensor, at: Tensor, differences: Interval) -> tuple[Tensor, Interval]:
     """Logits ``[B, rows, K]`` and their differences with the masked ones too low to count, in exact arithmetic, too."""
     lowest = at.masked_fill(masked, torch.inf).amin(-1, keepdim=True)
     at = torch.where(masked, lowest.nan_to_num(posinf=0.0) - _FAR, at)
@@ -312,7 +312,7 @@ def _far_below(masked: Tensor, at: Tensor, differences: Interval) -> tuple[Tenso
     return at, (low, high)
 
 
-def _leaking(masked: Tensor, found: AffineProbabilities, leak: Tensor) -> AffineProbabilities:
+def leaking(masked: Tensor, found: AffineProbabilities, leak: Tensor) -> AffineProbabilities:
     """Probabilities of visible logits with what masked ones may take from them, and constants for the masked ones.
 
     A row with one visible logit is constant, too: its probability is 1 less what leaks, ``leak [B, rows, 1]``.
