@@ -49,6 +49,12 @@ def largest(lower: Tensor, upper: Tensor) -> Tensor:
     return torch.where(size.isnan(), torch.full_like(size, math.inf), size)
 
 
+def overflown(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The range of finite numbers whose ends may have overflown: inward, they go to the largest number at most."""
+    most = torch.finfo(lower.dtype).max
+    return lower.clamp(max=most), upper.clamp(min=-most)
+
+
 def outward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The next smaller and the next larger number: what one rounded operation leaves open; infinite ends are exact."""
     infinite = torch.full_like(lower, math.inf)
