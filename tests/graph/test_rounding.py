@@ -13,7 +13,7 @@ from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.matmul import MatMul
 from softhull.graph.ops.product import Product
 from softhull.graph.ops.scale import Scale
-from softhull.graph.rounding import accumulated, share, ulps
+from softhull.graph.rounding import accumulated, euclidean, share, ulps, underflow
 
 SOURCE = Path(softhull.__file__).parent
 # Where a search ends, not what anything costs.
@@ -40,6 +40,14 @@ def test_costs_cover_what_operations_round(n, dtype):
     assert share(n, dtype) >= accumulated(n, dtype)
     assert ulps(n, dtype) >= accumulated(n, dtype)
     assert accumulated(10**20, dtype) == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_is_not_lost_with_its_squares(dtype):
+    for size in (underflow(dtype), underflow(dtype) ** 0.7, 1.0):
+        x = torch.full((1, 9), size, dtype=dtype)
+        assert 3 * size * (1 - share(9, dtype)) <= float(euclidean(x, 1)) <= 9 * size * (1 + share(9, dtype))
+    assert float(euclidean(torch.zeros(1, 9, dtype=dtype), 1)) == 0
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

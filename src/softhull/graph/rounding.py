@@ -38,6 +38,12 @@ def underflow(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
+def euclidean(x: Tensor, dim: int) -> Tensor:
+    """At least the Euclidean norm along an axis, but for its relative error: squares may vanish."""
+    lost = math.sqrt(x.shape[dim] * underflow(x.dtype))
+    return torch.minimum(x.norm(dim=dim) + lost, x.abs().sum(dim))
+
+
 def is_rounded(number: float, dtype: torch.dtype) -> bool:
     """Whether a setting of an operator changes when it is brought to the format."""
     return float(torch.tensor(number, dtype=dtype)) != number
