@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ..graph.operator import Operator
 from ..graph.ops.matmul import MatMul
-from ..graph.rounding import ulps, underflow
+from ..graph.rounding import euclidean, underflow
 from .crown import LinearBounds
-from .second_order.affine_form import AffineForm, absolute_sum
+from .second_order.affine_form import AffineForm, absolute_sum, worth_noise
 from .second_order.rules import NoAffineForms
 from .shadow import Shadow
 from .token_labels import by_last_axis, common, entries_by_token, labelled, labels
@@ -91,7 +91,7 @@ class TokenBalls(Zonotopes):
         self._tokens[index] = labelled(order, form.centre.shape[1:])
         n, (T, D), self.count = len(self.moving), order.shape, form.slope.shape[1]
         self._balls = [ball for ball in self._balls if ball.stop <= self.count - n]
-        if bool((form.error > _rounding(form.centre)).any()):
+        if bool(worth_noise(form.error, form.centre).any()):
             form = self._with_noise(form.centre, form.slope, form.error, torch.zeros_like(form.error))
         if self.count - n > D:
             axes = self._axes(self._ellipsoids(form.slope[:, n:], order), 0)  # [T, D, D]
@@ -123,9 +123,7 @@ class TokenBalls(Zonotopes):
         for part, ball in self._parts(slope.shape[1]):
             rows = slope[:, part]
             if ball:
-                # Squares may vanish.
-                lost = rows.shape[1] * underflow(rows.dtype) * (rows != 0).any(1)
-                total += (rows.square().sum(1) + lost).sqrt()
+                total += euclidean(rows, 1)
             else:
                 total += absolute_sum(rows, rows.new_ones(1, rows.shape[1]))
         return total * (1 + self.share(slope.shape[1]))
@@ -179,7 +177,8 @@ class TokenBalls(Zonotopes):
             y = AffineForm(y.centre, y.slope[:, :n], y.error)
             spread = absolute_sum(balls, balls.new_ones(1, balls.shape[1]))
             cost = self.share(balls.shape[1] + 2 * operator.left[-1])
-            missed = operator.value(cost * x.centre.abs() + x.error, spread)
+            tiny = underflow(spread.dtype)
+            missed = operator.value(cost * x.centre.abs() + x.error + tiny, spread) * (1 + cost)
             own = self._attended(operator, index, x, balls)
             if own is None:
                 radius = radius + self._on_the_right(operator, right, x, balls)
@@ -222,7 +221,8 @@ class TokenBalls(Zonotopes):
     def _without_balls(self, form: AffineForm) -> AffineForm:
         """The form with what balls do charged to every entry."""
         n = len(self.moving)
-        return AffineForm(form.centre, form.slope[:, :n], form.error + self._of_tokens(form.slope[:, n:]))
+        error = (form.error + self._of_tokens(form.slope[:, n:])) * (1 + self.share(2))
+        return AffineForm(form.centre, form.slope[:, :n], error)
 
     def _with_noise(
         self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor, rate: Tensor | None = None
@@ -233,8 +233,9 @@ class TokenBalls(Zonotopes):
         multiplied by ``rate`` where there is one.
         """
         tokens = self._tokens[self._node].flatten()
-        noisy = (radius > _rounding(centre)) & radius.isfinite() & (tokens >= 0).reshape(centre.shape)
-        radius, error = radius + error, torch.where(noisy, 0.0, radius + error)
+        noisy = worth_noise(radius, centre) & radius.isfinite() & (tokens >= 0).reshape(centre.shape)
+        radius = (radius + error) * (1 + self.share(2))
+        error = torch.where(noisy, 0.0, radius)
         entries = noisy.flatten().nonzero()[:, 0]
         if not len(entries):
             return AffineForm(centre, slope if rate is None else slope * rate[:, None], error)
@@ -286,8 +287,3 @@ class TokenBalls(Zonotopes):
         # Row sums of absolute values are at least the matrix, too.
         rows = (raised.abs().sum(-1) * (1 + self.share(raised.shape[-1]))).sqrt() * (1 + self.share(2))
         return torch.where((failed == 0)[:, None, None], found, torch.diag_embed(rows))
-
-
-def _rounding(centre: Tensor) -> Tensor:
-    """Less than this is not worth noise of its own."""
-    return ulps(256, centre.dtype) * centre.abs()
