@@ -185,6 +185,7 @@ class TokenBalls(Zonotopes):
         centre, slope, radius, error = self._tangent(operator, x, y, (-radius, radius))
         if own is not None:
             slope = self._with_ball(slope, own)
+            missed = missed + len(own) * underflow(missed.dtype)
         return self._with_noise(centre, slope, radius, error + missed)
 
     def _on_the_right(self, operator: MatMul, right: int, x: AffineForm, balls: Tensor) -> Tensor:
@@ -207,13 +208,19 @@ class TokenBalls(Zonotopes):
                 return None
         order = torch.arange(heads * inner * columns, device=balls.device).reshape(heads, inner, columns)
         given = self._ellipsoids(balls, order.movedim(1, 0).flatten(1)).reshape(inner, heads, columns, heads, columns)
-        weight = x.centre.reshape(heads, rows, inner)
+        # Products of small weights vanish, and the balls with them: weights of a row are made one at most.
+        weight, tiny = x.centre.reshape(heads, rows, inner), underflow(balls.dtype)
+        scale = weight.abs().amax((0, 2)).clamp(min=tiny)
+        weight = weight / scale[:, None]
         power = torch.einsum("mhjhj->mh", given)
-        size = torch.einsum("him,mh->im", weight.square(), power).sqrt().clamp(min=math.sqrt(underflow(weight.dtype)))
+        size = torch.einsum("him,mh->im", weight.square() + tiny, power).sqrt().clamp(min=math.sqrt(tiny))
         grown = size.sum(-1, keepdim=True) / size * (1 + self.share(2 * inner))
         pairs = torch.einsum("im,him,gim->imhg", grown, weight, weight)
         whole = torch.einsum("imhg,mhjgk->ihjgk", pairs, given).reshape(rows, heads * columns, heads * columns)
-        axes = self._axes(whole, inner + balls.shape[1]).reshape(rows, heads, columns, -1)
+        lost = torch.einsum("im,mh->i", 8 * tiny * grown, power)
+        whole.diagonal(dim1=-2, dim2=-1).add_(lost[:, None])
+        axes = self._axes(whole, inner + balls.shape[1]) * (scale * (1 + self.share(2)))[:, None, None]
+        axes = axes.reshape(rows, heads, columns, -1)
         return axes.permute(3, 1, 0, 2).reshape(heads * columns, *operator.left[:-1], columns)
 
     # Balls
