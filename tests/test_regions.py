@@ -153,6 +153,14 @@ def test_projected_points_have_the_precision_of_the_region(norm):
     assert bool(((region.lower <= y) & (y <= region.upper)).all())
 
 
+def test_a_ball_is_not_lost_with_its_squares():
+    """Squares of its radius, or of coefficients, are less than any number of the format."""
+    region = Perturbation(1e-24, 2).around(torch.zeros(1, 4))
+    assert float(region.project(torch.full((1, 4), 1e-24)).double().norm()) <= 1e-24 * (1 + 1e-6)
+    least = Perturbation(1.0, 2).around(torch.zeros(1, 4)).minimum(torch.full((1, 1, 4), 1e-24))
+    assert float(least) <= -2e-24
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("norm", [2, 1])
 def test_a_centre_at_an_end_of_the_box_goes_one_way(norm, dtype):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .errors import InvalidInput
 from .graph.operator import Interval, Shape
-from .graph.rounding import share, underflow
+from .graph.rounding import euclidean, share, underflow
 
 # Pixels that somebody else normalised in single precision may leave the clip range by this share of it.
 NORMALISED = 2.0**-20
@@ -386,7 +386,8 @@ class Region:
             slope = torch.where(torch.where(flat > 0, held_below, held_above), 0.0, slope)
         ball = inner(flat, centre) - (1 + cost) * eps * slope.norm(p=dual, dim=-1)
         if outward:  # the centre and the radius may have been rounded to a shorter format, too
-            ball = ball - cost * inner(flat.abs(), centre.abs())
+            lost = eps * math.sqrt(flat.shape[-1] * underflow(middle.dtype))  # squares may vanish
+            ball = ball - cost * inner(flat.abs(), centre.abs()) - lost
         return torch.maximum(best, ball)
 
     def minimum_along(self, entries: Tensor, coefficients: Tensor, outward: bool = True) -> Tensor:
@@ -716,7 +717,7 @@ def _shrink(step: Tensor, eps: float | Tensor, norm: float) -> Tensor:
     """The steps ``[B, n]`` projected onto the balls of radius ``eps`` around zero."""
     eps = torch.as_tensor(eps, dtype=step.dtype, device=step.device).reshape(-1, 1)
     if norm == 2:
-        length = step.norm(dim=1, keepdim=True)
+        length = euclidean(step, 1)[:, None]
         return torch.where(length > eps, step * (eps / torch.where(length > eps, length, 1.0)), step)
     descending = step.abs().sort(dim=1, descending=True).values
     excess = descending.cumsum(1) - eps

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 import softhull
-from softhull.graph.rounding import accumulated, share, ulps
+from softhull.graph.ops.dense import Dense
+from softhull.graph.ops.matmul import MatMul
+from softhull.graph.ops.product import Product
+from softhull.graph.ops.scale import Scale
+from softhull.graph.rounding import accumulated, euclidean, share, ulps, underflow
 
 SOURCE = Path(softhull.__file__).parent
 # Where a search ends, not what anything costs.
@@ -36,3 +40,39 @@ def test_costs_cover_what_operations_round(n, dtype):
     assert share(n, dtype) >= accumulated(n, dtype)
     assert ulps(n, dtype) >= accumulated(n, dtype)
     assert accumulated(10**20, dtype) == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_is_not_lost_with_its_squares(dtype):
+    for size in (underflow(dtype), underflow(dtype) ** 0.7, 1.0):
+        x = torch.full((1, 9), size, dtype=dtype)
+        assert 3 * size * (1 - share(9, dtype)) <= float(euclidean(x, 1)) <= 9 * size * (1 + share(9, dtype))
+    assert float(euclidean(torch.zeros(1, 9, dtype=dtype), 1)) == 0
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_ranges_that_overflow_hold_finite_numbers(sign):
+    """Also where what overflows first is brought back by what is added then."""
+    large = 1e30 * torch.ones(1, 1, 1)
+    x, y = (sign * large, sign * large), (large, large)
+    one, many = torch.ones(1, 4), sign * torch.tensor([[3e38], [3e38], [-3e38], [-2e38]])
+    ranges = [
+        Product((1, 1), (1, 1)).interval(x, y),
+        MatMul((1, 1), (1, 1)).interval(x, y),
+        MatMul((1, 4), (4, 1)).interval((one[None], one[None]), (many[None], many[None])),
+        Scale(torch.tensor(1e30), torch.tensor(0.0)).interval(x),
+        Dense(many).interval((one[None], one[None])),
+    ]
+    for lower, upper in ranges:
+        assert not bool((lower == torch.inf).any())
+        assert not bool((upper == -torch.inf).any())
+    for lower, upper in (ranges[2], ranges[4]):
+        assert not bool((lower > sign * 1e38).any())  # NaN is unbounded
+        assert not bool((upper < sign * 1e38).any())
+
+
+def test_masks_stay_exact():
+    mask = Scale(torch.ones(2), torch.tensor([0.0, -torch.inf]))
+    masked = mask.interval((torch.zeros(1, 2), torch.ones(1, 2)))
+    for lower, upper in (masked, Scale(torch.full((2,), 3.0), torch.zeros(2)).interval(masked)):
+        assert float(upper[0, 1]) == float(lower[0, 1]) == -torch.inf

@@ -47,3 +47,11 @@ def test_masked_entries_have_no_share():
 def test_one_entry_has_everything():
     least, most = Softmax(0).interval((torch.tensor([[-5.0]]), torch.tensor([[700.0]])))
     assert (float(least), float(most)) == (1.0, 1.0)
+
+
+def test_an_unbounded_logit_is_not_masked():
+    """An end that overflowed on the way is NaN."""
+    lower, upper = torch.tensor([[-1.0, torch.nan]]), torch.tensor([[1.0, torch.nan]])
+    least, most = Softmax(0).interval((lower, upper))
+    assert not bool((least > 0).any())
+    assert not bool((most < 1).any())

@@ -193,3 +193,15 @@ def test_small_networks_are_walked_and_large_ones_fit_or_say_so() -> None:
     assert not worth_balls(LinearBounds(graph, region, Linear()))
     with pytest.raises(NoAffineForms, match="memory"):
         known_by_token_balls(LinearBounds(graph, region, Linear(), memory=64))
+
+
+def test_weights_whose_squares_vanish() -> None:
+    """Tiny weights of huge balls: what is attended to still moves."""
+    b = GraphBuilder((2, 2))
+    x = b.elementwise(Relu(), -1)
+    graph = b.finish(b.scale(b.matmul(b.scale(x, 1e-38, 1e-23), x), 1e13, 0.0))
+    region = Perturbation(1e10).around(torch.zeros(1, 2, 2))
+    bounds = known_by_token_balls(LinearBounds(graph.to(torch.float32, "cpu"), region, Linear()))
+    value = graph(region.upper.double())
+    assert bool((value <= bounds.interval(len(graph.nodes) - 1)[1]).all())
+    assert bool((bounds.interval(len(graph.nodes) - 1)[1] <= 2 * value).all())

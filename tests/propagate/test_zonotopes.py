@@ -12,13 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from softhull.graph.builder import GraphBuilder
 from softhull.graph.graph import Graph
+from softhull.graph.ops.concat import Concat
+from softhull.graph.ops.relu import LeakyRelu, Relu
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate import zonotopes
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
 from softhull.propagate.second_order.rules import NoAffineForms
 from softhull.propagate.shadow import shadow
+from softhull.propagate.token_balls import known_by_token_balls
 from softhull.propagate.zonotopes import Zonotopes, known_by_forms, worth_forms
 from softhull.regions import Perturbation, Region
 from tests.graph.random_graphs import random_graph
@@ -123,3 +127,45 @@ def test_small_networks_are_walked() -> None:
     rng = np.random.default_rng(9)
     graph = encoder(rng, 2, True)
     assert not worth_forms(LinearBounds(graph, one_token(rng, graph, 0.1, math.inf), Linear()))
+
+
+def at_the_edge(name: str) -> tuple[Graph, Region]:
+    """Networks and regions with numbers near the ends of single precision, all of them moderate in the end."""
+    b, x, eps, norm = GraphBuilder((1, 8)), 1.5, 0.5, math.inf
+    if name == "products":
+        y = b.scale(-1, 1e-30, 0.0)
+        y = b.scale(b.scale(b.product(y, y), 1e30, 0.0), 1e30, 0.0)
+    elif name == "factors":
+        y = b.scale(b.scale(b.scale(b.scale(-1, 1e-30, 0.0), 1e-30, 0.0), 1e30, 0.0), 1e30, 0.0)
+    elif name == "slopes":
+        y = b.elementwise(LeakyRelu(1e-30), b.scale(-1, -1e-30, 0.0))
+        y = b.scale(b.scale(y, 1e30, 0.0), 1e30, 0.0)
+    elif name == "lengths":
+        x, eps, norm = 0.0, 1e-24, 2
+        y = b.scale(b.linear(-1, torch.ones(8, 2, dtype=torch.float64)), 1e24, 0.0)
+    elif name == "quotients":
+        x, eps = 0.0, 1e38
+        y = b.scale(b.scale(-1, 1e-20, 0.0), 1e-23, 0.0)
+    else:
+        x, eps = 0.0, 1e38
+        signs = torch.tensor([[1.0], [-1.0]] * 4, dtype=torch.float64)
+        y = b.sum_of(b.linear(b.elementwise(Relu(), -1), 4 * signs), b.linear(-1, -2 * signs))
+        y = b.scale(b.add(Concat(1, (None, None)), y, y), 1e-38, 0.0)
+    return b.finish(y), Perturbation(eps, norm).around(torch.full((1, 1, 8), x))
+
+
+@pytest.mark.parametrize("name", ["products", "factors", "slopes", "lengths", "quotients", "infinite errors"])
+@pytest.mark.parametrize("make", [known_by_forms, known_by_token_balls])
+def test_numbers_at_the_edge_of_the_format(name: str, make: Make) -> None:
+    """What vanishes or overflows on the way is not forgotten."""
+    graph, region = at_the_edge(name)
+    bounds = make(LinearBounds(graph.to(torch.float32, "cpu"), region, Linear()))
+    points = points_of(region, 1)[:, 0].double()
+    for index, value in enumerate(graph.values(points)):
+        low, high = bounds.interval(index)
+        assert bool(((low <= value) & (value <= high)).all())
+        found = shadow(bounds, index)
+        assert found is not None
+        x = points.flatten(1)[:, found.moving]
+        most = x @ found.above[0].double().T + found.above_offset
+        assert bool((~(most < value.flatten(1))).all())

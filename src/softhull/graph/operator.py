@@ -7,6 +7,7 @@ Axes held by an operator count the dimensions of one instance, from 0.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..devices import moved
-from .rounding import largest, share, underflow
+from .rounding import largest, overflown, share, underflow
 
 Shape = tuple[int, ...]
 Interval = tuple[Tensor, Tensor]
@@ -97,7 +98,10 @@ class Affine(Operator):
         if not terms:
             return lower, upper
         below, above = self._errors(share(terms, lower.dtype), *inputs)
-        if not bool((below + above).isfinite().all()):  # an end that is infinite is so exactly
+        if not bool((below + above).isfinite().all()):  # an end that is infinite is so exactly, or has overflown
+            least, most = overflown(lower, upper)
+            masked = any(bool((high == -math.inf).any()) for _, high in inputs)
+            lower, upper = least, upper if masked else torch.where(above.isinf(), most, upper)
             below, above = (torch.where(end.isinf(), 0.0, e) for end, e in ((lower, below), (upper, above)))
         return lower - below, upper + above
 

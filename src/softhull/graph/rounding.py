@@ -38,6 +38,12 @@ def underflow(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny
 
 
+def euclidean(x: Tensor, dim: int) -> Tensor:
+    """At least the Euclidean norm along an axis, but for its relative error: squares may vanish."""
+    lost = math.sqrt(x.shape[dim] * underflow(x.dtype))
+    return torch.minimum(x.norm(dim=dim) + lost, x.abs().sum(dim))
+
+
 def is_rounded(number: float, dtype: torch.dtype) -> bool:
     """Whether a setting of an operator changes when it is brought to the format."""
     return float(torch.tensor(number, dtype=dtype)) != number
@@ -47,6 +53,12 @@ def largest(lower: Tensor, upper: Tensor) -> Tensor:
     """The largest absolute value in an interval; NaN counts as unbounded."""
     size = torch.maximum(lower.abs(), upper.abs())
     return torch.where(size.isnan(), torch.full_like(size, math.inf), size)
+
+
+def overflown(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The range of finite numbers whose ends may have overflown: inward, they go to the largest number at most."""
+    most = torch.finfo(lower.dtype).max
+    return lower.clamp(max=most), upper.clamp(min=-most)
 
 
 def outward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

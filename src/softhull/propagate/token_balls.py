@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ..graph.operator import Operator
 from ..graph.ops.matmul import MatMul
-from ..graph.rounding import ulps, underflow
+from ..graph.rounding import euclidean, underflow
 from .crown import LinearBounds
-from .second_order.affine_form import AffineForm, absolute_sum
+from .second_order.affine_form import AffineForm, absolute_sum, worth_noise
 from .second_order.rules import NoAffineForms
 from .shadow import Shadow
 from .token_labels import by_last_axis, common, entries_by_token, labelled, labels
@@ -91,7 +91,7 @@ class TokenBalls(Zonotopes):
         self._tokens[index] = labelled(order, form.centre.shape[1:])
         n, (T, D), self.count = len(self.moving), order.shape, form.slope.shape[1]
         self._balls = [ball for ball in self._balls if ball.stop <= self.count - n]
-        if bool((form.error > _rounding(form.centre)).any()):
+        if bool(worth_noise(form.error, form.centre).any()):
             form = self._with_noise(form.centre, form.slope, form.error, torch.zeros_like(form.error))
         if self.count - n > D:
             axes = self._axes(self._ellipsoids(form.slope[:, n:], order), 0)  # [T, D, D]
@@ -123,9 +123,7 @@ class TokenBalls(Zonotopes):
         for part, ball in self._parts(slope.shape[1]):
             rows = slope[:, part]
             if ball:
-                # Squares may vanish.
-                lost = rows.shape[1] * underflow(rows.dtype) * (rows != 0).any(1)
-                total += (rows.square().sum(1) + lost).sqrt()
+                total += euclidean(rows, 1)
             else:
                 total += absolute_sum(rows, rows.new_ones(1, rows.shape[1]))
         return total * (1 + self.share(slope.shape[1]))
@@ -179,13 +177,15 @@ class TokenBalls(Zonotopes):
             y = AffineForm(y.centre, y.slope[:, :n], y.error)
             spread = absolute_sum(balls, balls.new_ones(1, balls.shape[1]))
             cost = self.share(balls.shape[1] + 2 * operator.left[-1])
-            missed = operator.value(cost * x.centre.abs() + x.error, spread)
+            tiny = underflow(spread.dtype)
+            missed = operator.value(cost * x.centre.abs() + x.error + tiny, spread) * (1 + cost)
             own = self._attended(operator, index, x, balls)
             if own is None:
                 radius = radius + self._on_the_right(operator, right, x, balls)
         centre, slope, radius, error = self._tangent(operator, x, y, (-radius, radius))
         if own is not None:
             slope = self._with_ball(slope, own)
+            missed = missed + len(own) * underflow(missed.dtype)
         return self._with_noise(centre, slope, radius, error + missed)
 
     def _on_the_right(self, operator: MatMul, right: int, x: AffineForm, balls: Tensor) -> Tensor:
@@ -208,13 +208,19 @@ class TokenBalls(Zonotopes):
                 return None
         order = torch.arange(heads * inner * columns, device=balls.device).reshape(heads, inner, columns)
         given = self._ellipsoids(balls, order.movedim(1, 0).flatten(1)).reshape(inner, heads, columns, heads, columns)
-        weight = x.centre.reshape(heads, rows, inner)
+        # Products of small weights vanish, and the balls with them: weights of a row are made one at most.
+        weight, tiny = x.centre.reshape(heads, rows, inner), underflow(balls.dtype)
+        scale = weight.abs().amax((0, 2)).clamp(min=tiny)
+        weight = weight / scale[:, None]
         power = torch.einsum("mhjhj->mh", given)
-        size = torch.einsum("him,mh->im", weight.square(), power).sqrt().clamp(min=math.sqrt(underflow(weight.dtype)))
+        size = torch.einsum("him,mh->im", weight.square() + tiny, power).sqrt().clamp(min=math.sqrt(tiny))
         grown = size.sum(-1, keepdim=True) / size * (1 + self.share(2 * inner))
         pairs = torch.einsum("im,him,gim->imhg", grown, weight, weight)
         whole = torch.einsum("imhg,mhjgk->ihjgk", pairs, given).reshape(rows, heads * columns, heads * columns)
-        axes = self._axes(whole, inner + balls.shape[1]).reshape(rows, heads, columns, -1)
+        lost = torch.einsum("im,mh->i", 8 * tiny * grown, power)
+        whole.diagonal(dim1=-2, dim2=-1).add_(lost[:, None])
+        axes = self._axes(whole, inner + balls.shape[1]) * (scale * (1 + self.share(2)))[:, None, None]
+        axes = axes.reshape(rows, heads, columns, -1)
         return axes.permute(3, 1, 0, 2).reshape(heads * columns, *operator.left[:-1], columns)
 
     # Balls
@@ -222,7 +228,8 @@ class TokenBalls(Zonotopes):
     def _without_balls(self, form: AffineForm) -> AffineForm:
         """The form with what balls do charged to every entry."""
         n = len(self.moving)
-        return AffineForm(form.centre, form.slope[:, :n], form.error + self._of_tokens(form.slope[:, n:]))
+        error = (form.error + self._of_tokens(form.slope[:, n:])) * (1 + self.share(2))
+        return AffineForm(form.centre, form.slope[:, :n], error)
 
     def _with_noise(
         self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor, rate: Tensor | None = None
@@ -233,8 +240,9 @@ class TokenBalls(Zonotopes):
         multiplied by ``rate`` where there is one.
         """
         tokens = self._tokens[self._node].flatten()
-        noisy = (radius > _rounding(centre)) & radius.isfinite() & (tokens >= 0).reshape(centre.shape)
-        radius, error = radius + error, torch.where(noisy, 0.0, radius + error)
+        noisy = worth_noise(radius, centre) & radius.isfinite() & (tokens >= 0).reshape(centre.shape)
+        radius = (radius + error) * (1 + self.share(2))
+        error = torch.where(noisy, 0.0, radius)
         entries = noisy.flatten().nonzero()[:, 0]
         if not len(entries):
             return AffineForm(centre, slope if rate is None else slope * rate[:, None], error)
@@ -286,8 +294,3 @@ class TokenBalls(Zonotopes):
         # Row sums of absolute values are at least the matrix, too.
         rows = (raised.abs().sum(-1) * (1 + self.share(raised.shape[-1]))).sqrt() * (1 + self.share(2))
         return torch.where((failed == 0)[:, None, None], found, torch.diag_embed(rows))
-
-
-def _rounding(centre: Tensor) -> Tensor:
-    """Less than this is not worth noise of its own."""
-    return ulps(256, centre.dtype) * centre.abs()

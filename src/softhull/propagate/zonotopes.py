@@ -29,7 +29,15 @@ from ..graph.rounding import largest, outward, share, ulps, underflow
 from .crown import LinearBounds
 from .normalize import walked_mean_square
 from .rules import tightest
-from .second_order.affine_form import AffineForm, Basis, Noise, centre_and_radius
+from .second_order.affine_form import (
+    AffineForm,
+    Basis,
+    Noise,
+    centre_and_radius,
+    product_error,
+    vanishing,
+    worth_noise,
+)
 from .second_order.elementwise import parallel_band
 from .second_order.forward import TENSORS
 from .second_order.probabilities import affine_probabilities, tangent_directions
@@ -164,7 +172,7 @@ class Zonotopes:
 
     def radius(self, form: AffineForm) -> Tensor:
         """How far an entry may be from its centre."""
-        return self.radius_of(form.slope) + form.error
+        return (self.radius_of(form.slope) + form.error) * (1 + self.share(2))
 
     def radius_of(self, slope: Tensor) -> Tensor:
         """How far noise moves what has slopes ``[1, r, ...]``, at most."""
@@ -232,8 +240,10 @@ class Zonotopes:
         far = self.parts(slope)[1] + form.error.flatten(1)
         offset = centre - (rate @ at[..., None])[..., 0]
         size = (rate.abs() @ (at.abs() + reach)[..., None])[..., 0] + centre.abs() + far
-        # A quotient, a product and a sum for every input; the sums with the centre and what is far.
-        far = far + self.share(3 * n + 4) * size
+        # A quotient, a product and a sum for every input; the sums with the centre and what is far. Quotients and
+        # products may vanish.
+        lost = (2 * underflow(size.dtype) * (1 + at.abs() + reach)).sum(-1, keepdim=True)
+        far = far + self.share(3 * n + 4) * size + lost
         return Shadow(rate, offset - far, rate, offset + far, size, self.moving)
 
     # Rules
@@ -253,7 +263,7 @@ class Zonotopes:
         form = self.form(before)
         rate, middle, radius = parallel_band(operator, *self.bounds.interval(before))
         exact = ((rate == 0) | (rate == 1)) & (middle == 0)
-        rounded = self.share(3) * (rate.abs() * form.size(self.basis) + middle.abs())
+        rounded = self.share(3) * (rate.abs() * form.size(self.basis) + middle.abs()) + vanishing(self.basis, rate)
         error = rate.abs() * form.error + torch.where(exact, 0.0, rounded)
         return self._with_noise(rate * form.centre + middle, form.slope, radius, error, rate)
 
@@ -316,7 +326,7 @@ class Zonotopes:
         self.bounds.knowledge.find("mean square", index, lambda: (low, high))
         rate, middle, radius = parallel_band(Rsqrt(), *outward(low + operator.epsilon, high + operator.epsilon))
         size = slope.abs().sum(1) + centre + operator.epsilon
-        rounded = self.share(r + 8) * (rate.abs() * size + middle.abs())
+        rounded = self.share(r + 8) * (rate.abs() * size + middle.abs()) + vanishing(self.basis, rate)
         return self._with_noise(
             rate * (centre + operator.epsilon) + middle,
             rate[:, None] * slope,
@@ -332,7 +342,8 @@ class Zonotopes:
         at = by_rows(form.centre, axis)
         moved = form.slope.movedim(axis + 2, -1).reshape(1, form.slope.shape[1], at.shape[1], K)
         cost = self.share(2 * K + form.slope.shape[1] + 8)
-        slack = by_rows(form.error + cost * form.size(self.basis), axis)
+        slack = by_rows(form.error * (1 + cost) + cost * form.size(self.basis), axis)
+        lost = K * vanishing(self.basis, at)
         apart = at[..., :, None] - at[..., None, :]
         far = self._apart(moved) + slack[..., :, None] + slack[..., None, :]
         known = differences = apart - far, apart + far
@@ -342,7 +353,7 @@ class Zonotopes:
             return torch.einsum("brkj,bsrj->bsrk", directions, moved)
 
         def missed(directions: Tensor) -> Tensor:
-            return (directions.abs() @ slack[..., None])[..., 0]
+            return (directions.abs() @ slack[..., None])[..., 0] + lost
 
         def reach(directions: Tensor) -> Interval:
             radius = self.radius_of(along(directions)) + missed(directions)
@@ -351,7 +362,7 @@ class Zonotopes:
         def variance(p: Tensor, weights: Tensor) -> Tensor:
             directions = torch.eye(K, dtype=p.dtype, device=p.device) - p[..., None, :]
             radius = reach(directions)[1]
-            return (weights * radius.square()).sum(-1) * (1 + self.share(2 * K + 4))
+            return (weights * radius.square()).sum(-1) * (1 + self.share(2 * K + 4)) + lost[..., 0]
 
         masked, leak = None, torch.zeros_like(at)
         if operator.masked is not None:
@@ -384,12 +395,10 @@ class Zonotopes:
         by_y = operator.value(x.centre.expand(y.slope.shape[1], *x.centre.shape[1:]), y.slope[0])
         slope, other = (by_x, by_y) if len(by_x) >= len(by_y) else (by_y, by_x)
         slope[: len(other)] += other
-        r, (low, high) = len(slope), between
-        sizes = [form.size(self.basis) for form in (x, y)]
-        error = 4 * self.share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
-        error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
+        (low, high), n, m = between, x.centre.shape[-1], y.centre.shape[-1]
         centre = operator.value(x.centre, y.centre) + (low + high) / 2
-        return centre, slope[None], (high - low) / 2, error
+        error = product_error(operator, x, y, self.basis, n + m + len(slope))
+        return centre, slope[None], (high - low) / 2 * (1 + self.share(n)), error
 
     def _joint(self, dx: Tensor, dy: Tensor, hx: Tensor, hy: Tensor) -> Interval:
         """The range of ``dx dy``, entry by entry, for slopes ``[1, r, ...]`` with radii of at most hx and hy."""
@@ -450,7 +459,9 @@ class Zonotopes:
         values, off = _eigenvalues(lines.mT @ lines, d)
         most = (values[..., -1] + off).clamp(min=0) * (n if self.noise.norm == math.inf else 1) / d
         most = torch.minimum(most.reshape(alone.shape), own.square().mean(dims, keepdim=True))
-        together = (most.sqrt() + others.square().mean(dims, keepdim=True).sqrt()).square()
+        # Squares may vanish, and roots of what they leave are much larger.
+        most, rest = (t + underflow(t.dtype) for t in (most, others.square().mean(dims, keepdim=True)))
+        together = (most.sqrt() + rest.sqrt()).square()
         return torch.minimum(alone, together * (1 + self.share(8)))
 
     def _summing_to_one(self, form: AffineForm) -> tuple[AffineForm, Tensor]:
@@ -464,7 +475,7 @@ class Zonotopes:
         chosen = chosen[:, None]
         slope = torch.where(chosen, -form.slope.masked_fill(chosen, 0.0).sum(-1, keepdim=True), form.slope)
         cost = self.share(centre.shape[-1])
-        total = (form.error + cost * (1 + form.size(self.basis))).sum(-1, keepdim=True)
+        total = (form.error + cost * (1 + form.size(self.basis))).sum(-1, keepdim=True) * (1 + cost)
         chosen = chosen[:, 0]
         shifted = ((centre - form.centre).abs() + form.error + total) * (1 + self.share(3))
         return AffineForm(centre, slope, torch.where(chosen, total, form.error)), torch.where(chosen, shifted, 0.0)
@@ -477,8 +488,8 @@ class Zonotopes:
         It takes the error in, which would grow with every sum of absolute values that it goes through. Slopes are
         multiplied by ``rate`` where there is one.
         """
-        noisy = radius > ulps(256, centre.dtype) * centre.abs()
-        radius, error = radius + error, torch.where(noisy, 0.0, radius + error)
+        noisy, radius = worth_noise(radius, centre), (radius + error) * (1 + self.share(2))
+        error = torch.where(noisy, 0.0, radius)
         entries = noisy.flatten().nonzero()[:, 0]
         own = slope.new_zeros(len(entries), centre.numel())
         own[torch.arange(len(entries)), entries] = radius.flatten()[entries]
@@ -514,6 +525,6 @@ def _eigenvalues(matrices: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     size = matrices.abs().sum((-1, -2))
     usable = size.isfinite()
     values = torch.linalg.eigvalsh(torch.where(usable[..., None, None], matrices, 0.0))
-    # Rounding of the entries, and of eigenvalues by orthogonal steps.
-    off = 4 * share(terms + n * n, matrices.dtype) * size + underflow(matrices.dtype)
+    # Rounding of the entries, whose products may vanish, and of eigenvalues by orthogonal steps.
+    off = 4 * share(terms + n * n, matrices.dtype) * size + 2 * n * terms * underflow(matrices.dtype)
     return values, torch.where(usable, off, math.inf)

@@ -210,7 +210,7 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
             continue
         try:
             known_by_token_balls(start)
-        except NoAffineForms:
+        except (NoAffineForms, torch.linalg.LinAlgError):
             continue
         yield Walks(graphs, one, (start,), (FORMS,))
         if alone and not each.structure.reaches_input:

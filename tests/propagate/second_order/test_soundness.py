@@ -11,15 +11,18 @@ import torch
 
 from softhull.errors import DomainError
 from softhull.propagate.crown import LinearBounds
-from softhull.propagate.methods import SecondOrder
+from softhull.propagate.methods import Linear, SecondOrder
 from softhull.propagate.second_order import specification
+from softhull.propagate.second_order.forward import Forms
 from softhull.propagate.second_order.specification import SecondOrderBounds
 from softhull.regions import Perturbation
 from softhull.verify.result import Verdict
 from softhull.verify.robustness import verify_robustness
 from tests.graph.random_graphs import random_graph
+from tests.propagate.checks import points_of
 from tests.propagate.networks import random_attention
 from tests.propagate.second_order.claims import assert_claims_hold
+from tests.propagate.test_zonotopes import at_the_edge
 
 NETWORKS = int(os.environ.get("SOFTHULL_RANDOM_NETWORKS", "4"))
 NORMS = (math.inf, math.inf, 2, 1)
@@ -82,3 +85,13 @@ def test_random_attention_verdicts_add_up_and_no_proof_is_broken(seed, method):
     for before, record in zip(result.records, always.records):
         if Verdict.CERTIFIED in (before.verdict, record.verdict):
             assert record.verdict is not Verdict.FALSIFIED
+
+
+@pytest.mark.parametrize("name", ["products", "factors", "slopes", "lengths"])
+def test_what_vanishes_is_not_forgotten(name):
+    graph, region = at_the_edge(name)
+    forms = Forms(LinearBounds(graph.to(torch.float32, "cpu"), region, Linear()))
+    for index, value in enumerate(graph.values(points_of(region, 1)[:, 0].double())):
+        forms._forms[index] = forms.rule(index)
+        low, high = forms.interval(index)
+        assert bool(((low <= value) & (value <= high)).all())

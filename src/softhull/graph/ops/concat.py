@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -37,8 +37,9 @@ class Concat(Monotone):
         return torch.cat(pieces, dim=self.axis + 1)
 
     def magnitude(self, *sizes: Tensor) -> Tensor:
-        size = self.value(*sizes).abs()
-        return torch.where(size.isinf(), 0.0, size)
+        # A mask of -inf is exact.
+        parts = (part if part is None else part.abs().masked_fill(part.isinf(), 0.0) for part in self.parts)
+        return replace(self, parts=tuple(parts)).value(*sizes)
 
     def terms(self, *shapes: Shape) -> int:
         return 0 if all(part is None for part in self.parts) else 1  # a constant may have been rounded to the format

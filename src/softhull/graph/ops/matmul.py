@@ -12,7 +12,7 @@ from torch import Tensor
 from ..broadcast import align, broadcast, matmul_shape, matmul_work, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 from ..products import product_interval
-from ..rounding import largest, share, underflow
+from ..rounding import largest, overflown, share, underflow
 
 # The interval rule forms the scalar products of a block of the inner dimension at once, at most this many.
 _BLOCK = 1 << 21
@@ -54,6 +54,7 @@ class MatMul(Bilinear):
                 (y_lower[..., block, :].unsqueeze(-3), y_upper[..., block, :].unsqueeze(-3)),
             )
             lower, upper = lower + least.sum(-2), upper + most.sum(-2)
+        lower, upper = overflown(lower, upper)  # the sums; their error is infinite then
         error = share(inner + 2, lower.dtype) * (largest(x_lower, x_upper) @ largest(y_lower, y_upper))
         error = torch.where(error.isnan(), math.inf, error + underflow(lower.dtype))  # 0 times unbounded
         return lower - torch.where(lower.isinf(), 0.0, error), upper + torch.where(upper.isinf(), 0.0, error)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..broadcast import align, broadcast, sum_to_shape
 from ..operator import Bilinear, Interval, Shape
 from ..products import product_interval
-from ..rounding import outward
+from ..rounding import outward, overflown
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Product(Bilinear):
         (x_lower, x_upper), (y_lower, y_upper) = inputs
         x_lower, y_lower = self._aligned(x_lower, y_lower)
         x_upper, y_upper = self._aligned(x_upper, y_upper)
-        return outward(*product_interval((x_lower, x_upper), (y_lower, y_upper)))
+        return outward(*overflown(*product_interval((x_lower, x_upper), (y_lower, y_upper))))
 
     def contract(self, coefficients: Tensor, side: int, other: Tensor) -> Tensor:
         target = (self.left, self.right)[side]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operator import Elementwise, Interval, Lines
-from ..rounding import is_rounded, outward, ulps, underflow
+from ..rounding import is_rounded, outward, overflown, ulps, underflow
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LeakyRelu(Elementwise):
         lower, upper = inputs[0]
         least, most = (self.value(end) for end in (lower, upper))
         # one rounding of the slope and one of the product
-        least, most = outward(*outward(torch.minimum(least, most), torch.maximum(least, most)))
+        least, most = outward(*outward(*overflown(torch.minimum(least, most), torch.maximum(least, most))))
         if self.slope < 0:  # the valley at 0
             least = torch.where((lower < 0) & (upper > 0), torch.zeros_like(least), least)
         return least, most

@@ -83,7 +83,7 @@ class Softmax(Operator):
     def _visible(self, lower: Tensor, upper: Tensor) -> Interval:
         """Ranges of the probabilities where some logits may be masked (``-inf``), rounded outward."""
         axis = self.axis + 1
-        visible = upper > -torch.inf  # before a difference overflows
+        visible = upper != -torch.inf  # before a difference overflows; NaN is unbounded
         top = upper.amax(axis, keepdim=True)
         lower, upper = outward(lower - top, upper - top)
         low, high = (end.masked_fill(end.isinf(), 0.0) for end in (lower, upper))

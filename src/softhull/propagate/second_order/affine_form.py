@@ -18,7 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...graph.rounding import share, underflow
+from ...graph.operator import Bilinear
+from ...graph.rounding import euclidean, share, ulps, underflow
 from ...regions import Region
 from .noise_parts import NoisePart, noise_parts, with_single
 
@@ -41,8 +42,8 @@ class Noise:
         if self.norm == math.inf:
             return slope.abs().sum(-1) * outward
         own, others = slope[..., : self.inputs], slope[..., self.inputs :]
-        length = own.norm(dim=-1) if self.norm == 2 else own.abs().amax(-1)
-        return (torch.minimum(length, own.abs().sum(-1)) + others.abs().sum(-1)) * outward
+        length = euclidean(own, -1) if self.norm == 2 else own.abs().amax(-1)
+        return (length + others.abs().sum(-1)) * outward
 
     def length(self, slopes: Tensor) -> Tensor:
         """At least the largest Euclidean norm of ``slopes [..., N, n] @ eps``."""
@@ -219,6 +220,24 @@ def absolute_sum(slope: Tensor, weights: Tensor) -> Tensor:
     parts = zip(slope.split(size, 1), weights[:, None].split(size, 2))
     found = sum((reach @ part.flatten(2).abs() for part, reach in parts), start=slope.new_zeros(()))
     return found.reshape(-1, *slope.shape[2:])
+
+
+def worth_noise(radius: Tensor, centre: Tensor) -> Tensor:
+    """Where a radius is more than what is rounded, or vanishes, and so worth a noise number."""
+    return radius > ulps(256, centre.dtype) * centre.abs() + math.sqrt(underflow(centre.dtype))
+
+
+def product_error(operator: Bilinear, x: AffineForm, y: AffineForm, basis: Basis, operations: int) -> Tensor:
+    """What rounding of so many operations costs the tangent of a product, and what errors of both factors do."""
+    sizes, n = [form.size(basis) for form in (x, y)], x.centre.shape[-1]
+    error = 4 * share(operations, x.centre.dtype) * operator.value(*sizes)
+    error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
+    return error * (1 + share(n, error.dtype)) + 2 * n * vanishing(basis, error)
+
+
+def vanishing(basis: Basis, like: Tensor) -> Tensor:
+    """What is lost where a product of every slope vanishes, and a few more: a number for every instance."""
+    return underflow(like.dtype) * (basis.reach.sum(-1) + 4).reshape(-1, *[1] * (like.ndim - 1))
 
 
 def input_noise(region: Region) -> tuple[Tensor, Basis, Noise]:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ...graph.rounding import accumulated, underflow
+from ...graph.rounding import accumulated, euclidean, underflow
 
 # Multipliers start at this share of the row sums of |B|, which is nearly always enough (and 1 always is).
 _FIRST_SHARE = 0.15
@@ -77,7 +77,7 @@ class Problem(ABC):
         rows = rows + 4 * accumulated(self.operations, sums.dtype) * sums
         ends, half = linear.sum(-1), linear / 2
         if self.ball is not None and bool(self.ball.any()):
-            length = linear[..., self.ball].norm(dim=-1)
+            length = euclidean(linear[..., self.ball], -1)
             ends = length + linear[..., ~self.ball].sum(-1)
             half = torch.where(self.ball, length[..., None] / 2, half)
         # Half of the smallest number is zero, but multipliers must not be where there is anything to multiply.

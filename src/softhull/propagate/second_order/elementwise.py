@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Elementwise
-from ...graph.rounding import ulps
+from ...graph.rounding import ulps, underflow
 
 
 def parallel_band(operator: Elementwise, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,5 +38,6 @@ def parallel_band(operator: Elementwise, lower: Tensor, upper: Tensor) -> tuple[
     size = (rate * lower).abs() + (rate * upper).abs() + middle.abs()
     exact = (radius == 0) & (middle == 0)  # the identity, zero: nothing was rounded
     # Both ends of the band are a product and a sum, the middle and the radius one more of each.
-    radius = torch.where(exact, radius, radius.clamp(min=0) + ulps(4, lower.dtype) * size)
+    rounded = ulps(4, lower.dtype) * size + 4 * underflow(lower.dtype)
+    radius = torch.where(exact, radius, radius.clamp(min=0) + rounded)
     return rate, middle, radius

@@ -23,10 +23,10 @@ from ...graph.ops.matmul import MatMul
 from ...graph.ops.normalize import Normalized
 from ...graph.ops.relu import Relu
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import share, ulps
+from ...graph.rounding import share, underflow
 from ..crown import LinearBounds, reorder
 from ..softmax_steps import DensePlanes
-from .affine_form import AffineForm, Basis, input_noise, own_form
+from .affine_form import AffineForm, Basis, input_noise, own_form, worth_noise
 from .kinks import Kinks
 from .logits import LogitRows, ProductLogits
 from .remainders import Gauge
@@ -128,6 +128,7 @@ class Forms:
         # The layer at the centre, and a product for every entry of the map.
         terms = operator.terms(tuple(centre.shape[1:])) + 4
         error = self.share(terms) * operator.magnitude(centre.abs() + radius.reshape(centre.shape)) + operator.slack
+        error = error + (terms + size) * underflow(error.dtype)
         self._forms[stem] = own_form(operator.value(centre), error)
         self.current += 1
         self.bases = {self.current: Basis(mapping).in_parts()}
@@ -277,7 +278,13 @@ class Forms:
     def radius(self, form: AffineForm) -> Tensor:
         """How far an entry may be from its centre."""
         radius = self.noise.radius(form.noise_slope(self.basis)).reshape(form.centre.shape)
-        return radius + form.error + self.share(form.slope.shape[1]) * form.spread(self.basis)
+        return (radius + form.error + self._rounded(form)) * (1 + self.share(2))
+
+    def _rounded(self, form: AffineForm) -> Tensor:
+        """What writing a form over the noise costs."""
+        r = form.slope.shape[1]
+        lost = (r if self.basis.map.ndim == 3 else 1) * self.basis.noise * underflow(form.error.dtype)
+        return self.share(r + 1) * form.spread(self.basis) + lost
 
     @property
     def names(self) -> Tensor | None:
@@ -341,10 +348,8 @@ class Forms:
 
     def with_noise(self, centre: Tensor, slope: Tensor, radius: Tensor, error: Tensor) -> AffineForm:
         """A form plus, for every entry with a positive radius, one fresh noise number, which takes the error in."""
-        # What is no more than rounding is not worth a noise number.
-        noisy = radius > ulps(256, centre.dtype) * centre.abs()
-        error = torch.where(noisy, error, error + radius)
-        radius, error = torch.where(noisy, radius + error, 0.0), torch.where(noisy, 0.0, error)
+        noisy, whole = worth_noise(radius, centre), (radius + error) * (1 + self.share(2))
+        radius, error = torch.where(noisy, whole, 0.0), torch.where(noisy, 0.0, whole)
         flat = radius.flatten(1)
         fresh = flat > 0
         count = int(fresh.sum(1).max()) if flat.numel() else 0
@@ -398,7 +403,7 @@ class Forms:
             i: AffineForm(
                 form.centre,
                 part.reshape(B, count, *form.centre.shape[1:]),
-                form.error + self.share(form.slope.shape[1] + 1) * form.spread(self.basis),
+                (form.error + self._rounded(form)) * (1 + self.share(2)),
             )
             for i, form, part in zip(nodes, forms, slopes)
         }

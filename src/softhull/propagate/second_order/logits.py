@@ -14,7 +14,8 @@ from ...graph.graph import Graph
 from ...graph.operator import Interval
 from ...graph.ops.matmul import MatMul
 from ...graph.ops.softmax import Softmax
-from ...graph.rounding import share, ulps
+from ...graph.rounding import share, ulps, underflow
+from .affine_form import product_error, vanishing
 from .dual import Pursuit, maximise
 from .low_rank import LowRankQuadratic
 from .remainders import own_ranges
@@ -103,7 +104,7 @@ class ProductLogits:
             slope = form.slope.movedim(axis + 2, -1).flatten(2, -2).movedim(1, -1)
             at = at.reshape(at.shape[0], -1, at.shape[-1])
             cost = share(at.shape[-1] + slope.shape[-1], at.dtype)
-            slack = form.error + cost * form.size(forms.basis).nan_to_num(posinf=0.0)
+            slack = form.error * (1 + cost) + cost * form.size(forms.basis).nan_to_num(posinf=0.0)
             slack = slack.movedim(axis + 1, -1).reshape(at.shape)
             return ProductLogits(forms, at[..., shown], slope[..., shown, :], slack[..., shown], None, None)
         x, y = (forms.form(i) for i in forms.graph.nodes[node.inputs[0]].inputs)
@@ -122,16 +123,18 @@ class ProductLogits:
         at = a @ b.mT
         slope = torch.einsum("bgrm,bgkms->bgrks", a, db.expand(B, *db.shape[1:]))
         slope = slope + torch.einsum("bgkm,bgrms->bgrks", b, da.expand(B, *da.shape[1:]))
-        sizes, errors = (x.size(forms.basis), y.size(forms.basis)), (x.error, y.error)
         product = forms.graph.nodes[node.inputs[0]].operator
-        slack = 4 * share(at.shape[-1] + a.shape[-1] + r, at.dtype) * product.value(*sizes)
-        slack = slack + product.value(errors[0], sizes[1] + errors[1]) + product.value(sizes[0], errors[1])
+        assert isinstance(product, MatMul)
+        slack = product_error(product, x, y, forms.basis, at.shape[-1] + a.shape[-1] + r)
         slack = slack.movedim(axis + 1, -1).reshape(B, -1, node.shape[axis])[..., shown]
         return ProductLogits(forms, at.flatten(1, 2), slope.flatten(1, 2), slack, da, db)
 
     def remainder(self, c: Tensor) -> Interval:
         """The range ``[B, rows, N]`` of the remainder of ``sum_k c_k x_k`` for weights ``c [B, rows, N, K]``."""
-        slack = (c.abs() @ self.slack[..., None])[..., 0]
+        # Products of slopes with weights, which are at most one, and with the map of the basis may vanish.
+        basis, like = self.forms.basis, self.slack
+        lost = 2 * sum(self.slope.shape[2:]) * (vanishing(basis, like) + basis.noise * underflow(like.dtype))
+        slack = (c.abs() @ like[..., None])[..., 0] + lost * (c != 0).any(-1)
         if self._own is None:
             return -slack, slack
         g = self._own.shape[1]
@@ -162,6 +165,7 @@ class ProductLogits:
         c = torch.eye(K, dtype=p.dtype, device=p.device) - p[..., None, :]
         low, high = self.remainder(c)
         left = (weights * torch.maximum(low.abs(), high.abs()).square()).sum(-1).sqrt()
+        left = left + math.sqrt(K * underflow(p.dtype))
         moved = self._over_noise(c, lambda slope, w: self.forms.noise.length(w.sqrt()[..., None] * slope), weights)
         return ((moved + left) * (1 + share(2 * K, p.dtype))).square()
 

@@ -22,7 +22,7 @@ from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import largest, outward, share, ulps
 from ..softmax_steps import DensePlanes
-from .affine_form import AffineForm, Basis
+from .affine_form import AffineForm, Basis, product_error, vanishing
 from .elementwise import parallel_band
 from .kinks import Kinks
 from .logits import ProductLogits
@@ -60,7 +60,9 @@ def _(operator: Affine, forms: Forms, index: int) -> AffineForm:
         # The constant was subtracted from the slope of every basis entry.
         often = forms.basis.reach.sum(-1).reshape(-1, *[1] * (centre.ndim - 1))
         error = error * (1 + forms.share(terms)) + forms.share(terms + 2) * (sizes + 2 * often * constant)
-    error = error + operator.slack
+        error = error + terms * vanishing(forms.basis, error)
+    if operator.slack:
+        error = (error + operator.slack) * (1 + forms.share(1))
     return AffineForm(centre, slope.unflatten(0, (B, r)), torch.where(constant.isfinite(), error, 0.0))
 
 
@@ -85,7 +87,7 @@ def _(operator: Elementwise, forms: Forms, index: int) -> AffineForm:
     lower, upper = torch.maximum(lower, least), torch.minimum(upper, most)
     rate, middle, radius = parallel_band(operator, torch.minimum(lower, upper), torch.maximum(lower, upper))
     exact = ((rate == 0) | (rate == 1)) & (middle == 0)
-    rounded = forms.share(3) * (rate.abs() * form.size(forms.basis) + middle.abs())
+    rounded = forms.share(3) * (rate.abs() * form.size(forms.basis) + middle.abs()) + vanishing(forms.basis, rate)
     error = rate.abs() * form.error + torch.where(exact, 0.0, rounded)
     found = forms.with_noise(rate * form.centre + middle, rate[:, None] * form.slope, radius, error)
     if forms.sharp and isinstance(operator, Relu):
@@ -118,10 +120,9 @@ def _product(operator: Bilinear, forms: Forms, index: int) -> tuple[Tensor, Tens
         least, most = _remainders(forms, *slopes)
         low, high = torch.maximum(low, least.reshape(low.shape)), torch.minimum(high, most.reshape(high.shape))
     centre = operator.value(x.centre, y.centre) + (low + high) / 2
-    sizes = [form.size(forms.basis) for form in (x, y)]
-    error = 4 * forms.share(x.centre.shape[-1] + y.centre.shape[-1] + r) * operator.value(*sizes)
-    error = error + operator.value(x.error, sizes[1] + y.error) + operator.value(sizes[0], y.error)
-    return centre, slope, (high - low) / 2, error
+    n, m = x.centre.shape[-1], y.centre.shape[-1]
+    error = product_error(operator, x, y, forms.basis, n + m + r)
+    return centre, slope, (high - low) / 2 * (1 + forms.share(n)), error
 
 
 @affine_form.register(Normalized)
@@ -184,7 +185,8 @@ def _summing_to_one(forms: Forms, index: int) -> AffineForm:
     centre = torch.where(chosen, 1 - centre.masked_fill(chosen, 0.0).sum(-1, keepdim=True), centre)
     chosen = chosen[:, None]
     slope = torch.where(chosen, -slope.masked_fill(chosen, 0.0).sum(-1, keepdim=True), slope)
-    total = rows(form.error + forms.share(centre.shape[-1]) * form.size(forms.basis)).sum(-1, keepdim=True)
+    cost = forms.share(centre.shape[-1])
+    total = rows(form.error + cost * form.size(forms.basis)).sum(-1, keepdim=True) * (1 + cost)
     error = torch.where(chosen[:, 0], total, rows(form.error))
     return AffineForm(restored(centre), restored(slope), restored(error))
 
@@ -235,13 +237,15 @@ def _(operator: LogSumExp, forms: Forms, index: int) -> AffineForm:
     slope, tilt = planes.above, planes.below - planes.above
     low = planes.below_offset + torch.minimum(tilt * lower, tilt * upper).sum(axes, keepdim=True)
     centre = (slope * form.centre).sum(axes, keepdim=True)
-    cost = forms.share(2 * math.prod(lower.shape[1:]))
+    terms = math.prod(lower.shape[1:])
+    cost = forms.share(2 * terms)
     sizes = (slope.abs() * form.size(forms.basis) + tilt.abs() * torch.maximum(lower.abs(), upper.abs())).sum(
         axes, keepdim=True
     )
     error = (slope.abs() * form.error).sum(axes, keepdim=True) + cost * (
         sizes + planes.above_offset.abs() + planes.below_offset.abs()
     )
+    error = error * (1 + cost) + terms * vanishing(forms.basis, error)
     radius = (planes.above_offset - low) / 2
     moved = (slope[:, None] * form.slope).sum(tuple(axis + 1 for axis in axes), keepdim=True)
     return forms.with_noise(centre + low + radius, moved, radius.clamp(min=0), error)
@@ -256,8 +260,9 @@ def mean_square_tangent(operator: InverseDeviation, form: AffineForm, basis: Bas
 
     sizes = form.size(basis)
     slope = (2 * form.centre[:, None] * form.slope).mean(tuple(dim + 1 for dim in dims), keepdim=True)
-    rounded = share(4 * d + form.slope.shape[1] + 8, sizes.dtype) * mean(sizes.square())
-    return mean(form.centre.square()), slope, mean((2 * sizes + form.error) * form.error) + rounded
+    cost = share(4 * d + form.slope.shape[1] + 8, sizes.dtype)
+    error = mean((2 * sizes + form.error) * form.error) * (1 + cost) + cost * mean(sizes.square())
+    return mean(form.centre.square()), slope, error + 4 * vanishing(basis, sizes)
 
 
 @affine_form.register(InverseDeviation)
@@ -283,6 +288,7 @@ def _(operator: InverseDeviation, forms: Forms, index: int) -> AffineForm:
     low, high = (torch.minimum(low, high) + operator.epsilon, torch.maximum(low, high) + operator.epsilon)
     rate, middle, radius = parallel_band(Rsqrt(), *outward(low, high))
     rounded = forms.share(6) * (rate.abs() * (swing.size(forms.basis) + operator.epsilon) + middle.abs())
+    rounded = rounded + vanishing(forms.basis, rate)
     return forms.with_noise(
         rate * (centre + operator.epsilon) + middle,
         rate[:, None] * slope,
