@@ -65,13 +65,13 @@ def box(rng: np.random.Generator, eps: float, dtype: torch.dtype) -> Region:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("differences", [False, True])
+@pytest.mark.parametrize(("differences", "mixture"), [(False, 0.5), (True, 0.5), (False, 1.0)])
 @pytest.mark.parametrize("eps", [1e-3, 0.1])
-def test_bounds_are_those_of_whole_walks(monkeypatch, dtype, differences, eps):
+def test_bounds_are_those_of_whole_walks(monkeypatch, dtype, differences, mixture, eps):
     rng = np.random.default_rng(4)
     graph, region = transformer(rng).to(dtype, "cpu"), box(rng, eps, dtype)
     monkeypatch.setattr("softhull.propagate.shadow._FEW", 0)  # functions of the input would need no walks
-    method = Linear(optimize=0, contract=False, differences=differences)
+    method = Linear(optimize=0, contract=False, differences=differences, mixture=mixture)
     found = LinearBounds(graph, region, method)
     last = len(graph.nodes) - 1
     seen: set[int] = set()

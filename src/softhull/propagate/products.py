@@ -142,7 +142,7 @@ def planes_below(
         mx, my = lx + rx, ly + ry
         constant = inner(C, mx, my) + inner(C.abs(), rx, ry) + charge()
         return (pull(C, 0, my), pull(C, 1, mx)), -constant
-    default = C.new_full((2, C.shape[0], bounds.size, *node.shape), bounds.method.mixture)
+    default = C.new_full((2, C.shape[0], bounds.size, *C.shape[2:]), bounds.method.mixture)
     # below: weight of the lower plane through (lx, ly); above: weight of the upper plane through (lx, uy).
     below, above = default if free is None else free(index, "mixture", default, axis=2)
     up, down = C.clamp(min=0), C.clamp(max=0)
