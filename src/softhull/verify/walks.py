@@ -150,7 +150,8 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
 
     The account of the worst open row of every instance says what is lost where. Second order takes products as they
     are, and what comes after them by better intervals; gradient steps move lines, planes and mixtures. What neither
-    touches stays lost: where that alone keeps the bound from being positive, they are left out.
+    touches stays lost, and so does what normalisations lose, which is the width of what they take in: where that alone
+    keeps the bound from being positive, they are left out.
     """
     curved = torch.zeros_like(work.found.attack, dtype=torch.bool)
     claims, (bounds,) = cast("Margins", work.claims), walks.bounds  # only they have ends, and of one network
@@ -161,7 +162,7 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
     gap = claims.offsets[row, instance] - found.bound
     relaxed, apart = (Bilinear, Softmax, Elementwise), (Normalized,)
     by_steps = found.lost(relaxed, apart)
-    by_products = found.lost(relaxed, (), first - 1)
+    by_products = found.lost(relaxed, apart, first - 1)
     moving = curved.clone()
     # A loss that is not a number says nothing against trying.
     curved[instance], moving[instance] = ~(by_products <= gap), ~(by_steps <= gap)
