@@ -39,9 +39,11 @@ def underflow(dtype: torch.dtype) -> float:
 
 
 def euclidean(x: Tensor, dim: int) -> Tensor:
-    """At least the Euclidean norm along an axis, but for its relative error: squares may vanish."""
-    lost = math.sqrt(x.shape[dim] * underflow(x.dtype))
-    return torch.minimum(x.norm(dim=dim) + lost, x.abs().sum(dim))
+    """At least the Euclidean norm along an axis, but for its relative error: squares may vanish, or overflow."""
+    squares, lost = x.square().sum(dim), x.shape[dim] * underflow(x.dtype)
+    # Sums of absolute values are never below, and exact for zeros.
+    unsure = ~(squares > lost / torch.finfo(x.dtype).eps) | squares.isinf()
+    return (squares + lost).sqrt().masked_scatter(unsure, x.movedim(dim, -1)[unsure].abs().sum(-1))
 
 
 def is_rounded(number: float, dtype: torch.dtype) -> bool:
