@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from softhull.graph.ops.dense import Dense
 from softhull.graph.ops.matmul import MatMul
 from softhull.graph.ops.product import Product
 from softhull.graph.ops.scale import Scale
-from softhull.graph.rounding import accumulated, euclidean, share, ulps, underflow
+from softhull.graph.rounding import accumulated, euclidean, extreme_eigenvalues, share, ulps, underflow
 
 SOURCE = Path(softhull.__file__).parent
 # Where a search ends, not what anything costs.
@@ -76,3 +77,34 @@ def test_masks_stay_exact():
     masked = mask.interval((torch.zeros(1, 2), torch.ones(1, 2)))
     for lower, upper in (masked, Scale(torch.full((2,), 3.0), torch.zeros(2)).interval(masked)):
         assert float(upper[0, 1]) == float(lower[0, 1]) == -torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eigenvalues_of_sparse_matrices_are_the_extreme_ones(dtype):
+    """Products of two tokens of many: blocks of low rank, on which routines of float32 failed."""
+    draw = torch.Generator().manual_seed(2)
+    for n, width, rank in ((24, 3, 1), (36, 4, 2), (64, 8, 1), (64, 12, 3)):
+        blocks = [torch.randn(200, *shape, generator=draw, dtype=dtype) for shape in ((width, rank), (rank, width))]
+        matrices = torch.zeros(200, n, n, dtype=dtype)
+        matrices[:, :width, width : 2 * width] = blocks[0] @ blocks[1]
+        matrices = (matrices + matrices.mT) / 2 * 10.0 ** -torch.randint(0, 12, (200, 1, 1), generator=draw)
+        low, high = extreme_eigenvalues(matrices)
+        values = torch.from_numpy(np.linalg.eigvalsh(matrices.double().numpy()))
+        off = share(n * n, dtype) * matrices.abs().sum((1, 2))
+        assert bool(((low - values[:, 0]).abs() <= off).all())
+        assert bool(((high - values[:, -1]).abs() <= off).all())
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.9, torch.nan])
+def test_wrong_eigenvalues_are_not_believed(wrong, monkeypatch):
+    matrices = torch.diag(torch.tensor([-3.0, 0.0, 1.0]))[None]
+    assert extreme_eigenvalues(matrices) == (torch.tensor([-3.0]), torch.tensor([1.0]))
+    true_rule = torch.linalg.eigvalsh
+    for entry in range(3):
+        spoilt = torch.ones(3, dtype=torch.float64)
+        spoilt[entry] = wrong
+        monkeypatch.setattr(torch.linalg, "eigvalsh", lambda given, spoilt=spoilt: true_rule(given) * spoilt)
+        expected = (-torch.inf, torch.inf) if entry != 1 or wrong != wrong else (-3.0, 1.0)
+        assert tuple(float(end) for end in extreme_eigenvalues(matrices)) == expected
+    monkeypatch.setattr(torch.linalg, "eigvalsh", true_rule)
+    assert extreme_eigenvalues(matrices * torch.inf) == (torch.tensor([-torch.inf]), torch.tensor([torch.inf]))

@@ -25,7 +25,7 @@ from ..graph.ops.matmul import MatMul
 from ..graph.ops.normalize import InverseDeviation, Normalized
 from ..graph.ops.rsqrt import Rsqrt
 from ..graph.ops.softmax import Softmax
-from ..graph.rounding import largest, outward, share, ulps, underflow
+from ..graph.rounding import extreme_eigenvalues, largest, outward, share, ulps, underflow
 from .crown import LinearBounds
 from .normalize import walked_mean_square
 from .rules import tightest
@@ -436,14 +436,14 @@ class Zonotopes:
         left = dx[0, :n].movedim(0, -1)  # [..., I, k, n]
         right = dy[0, :n].movedim(0, -1).transpose(-3, -2)  # [..., J, k, n]
         squares = torch.einsum("...ikm,...jkn->...ijmn", left, right)
-        values, off = _eigenvalues((squares + squares.mT) / 2, hx.shape[-1])
+        smallest, greatest = _eigenvalue_range((squares + squares.mT) / 2, hx.shape[-1])
         most = n if self.noise.norm == math.inf else 1
         (x1, x2), (y1, y2) = self.parts(dx), self.parts(dy)
         rest = operator.value(x1, y2) + operator.value(x2, y1 + y2)
         rest = rest * (1 + self.share(3 * hx.shape[-1] + 4)) + underflow(rest.dtype)
-        least = (values[..., 0] - off).clamp(max=0)[None] * most - rest
-        largest_ = (values[..., -1] + off).clamp(min=0)[None] * most + rest
-        return torch.maximum(low, least), torch.minimum(high, largest_)
+        least = smallest.clamp(max=0)[None] * most - rest
+        greatest = greatest.clamp(min=0)[None] * most + rest
+        return torch.maximum(low, least), torch.minimum(high, greatest)
 
     def _mean_square(self, slope: Tensor, dims: tuple[int, ...]) -> Tensor:
         """The largest mean square of deviations along some dimensions: of each on its own, or of inputs by their
@@ -456,8 +456,8 @@ class Zonotopes:
         own, others = self.parts(slope)
         lines = slope[0, :n].movedim(0, -1).movedim([dim - 1 for dim in dims], list(range(-1 - len(dims), -1)))
         lines = lines.flatten(-1 - len(dims), -2)  # [..., d, n]
-        values, off = _eigenvalues(lines.mT @ lines, d)
-        most = (values[..., -1] + off).clamp(min=0) * (n if self.noise.norm == math.inf else 1) / d
+        _, most = _eigenvalue_range(lines.mT @ lines, d)
+        most = most.clamp(min=0) * (n if self.noise.norm == math.inf else 1) / d
         most = torch.minimum(most.reshape(alone.shape), own.square().mean(dims, keepdim=True))
         # Squares may vanish, and roots of what they leave are much larger.
         most, rest = (t + underflow(t.dtype) for t in (most, others.square().mean(dims, keepdim=True)))
@@ -516,15 +516,13 @@ def _met(known: Interval, found: Interval) -> Interval:
     return low, torch.where(most.isnan(), high, torch.minimum(high, most))
 
 
-def _eigenvalues(matrices: Tensor, terms: int) -> tuple[Tensor, Tensor]:
-    """The eigenvalues ``[..., n]`` of symmetric matrices, and how far they may be off.
+def _eigenvalue_range(matrices: Tensor, terms: int) -> Interval:
+    """Below and above all eigenvalues of symmetric matrices ``[..., n, n]``; infinite where there are none.
 
-    ``terms``: of the sums that the entries of the matrices are. Where there are none, they may be off by anything.
+    ``terms``: of the sums that the entries of the matrices are.
     """
-    n = matrices.shape[-1]
-    size = matrices.abs().sum((-1, -2))
-    usable = size.isfinite()
-    values = torch.linalg.eigvalsh(torch.where(usable[..., None, None], matrices, 0.0))
-    # Rounding of the entries, whose products may vanish, and of eigenvalues by orthogonal steps.
-    off = 4 * share(terms + n * n, matrices.dtype) * size + 2 * n * terms * underflow(matrices.dtype)
-    return values, torch.where(usable, off, math.inf)
+    low, high = extreme_eigenvalues(matrices)
+    # Rounding of the entries, and of eigenvalues by orthogonal steps.
+    off = 4 * share(terms + matrices.shape[-1] ** 2, matrices.dtype) * matrices.abs().sum((-1, -2))
+    off = off + underflow(matrices.dtype)
+    return low - off, high + off

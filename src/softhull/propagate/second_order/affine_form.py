@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Bilinear
-from ...graph.rounding import euclidean, share, ulps, underflow
+from ...graph.rounding import euclidean, extreme_eigenvalues, share, ulps, underflow
 from ...regions import Region
 from .noise_parts import NoisePart, noise_parts, with_single
 
@@ -62,11 +62,10 @@ class Noise:
             return slopes.square().sum(-2).amax(-1).sqrt()
         N, n = slopes.shape[-2:]
         gram = slopes @ slopes.mT
-        usable = gram.isfinite().flatten(-2).all(-1)
-        most = torch.linalg.eigvalsh(torch.where(usable[..., None, None], gram, 0.0))[..., -1]
+        _, most = extreme_eigenvalues(gram)
         # Rounding of the inner products, and of eigenvalues by orthogonal steps.
         most = most + 4 * share(n + N * N, slopes.dtype) * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return torch.where(usable, most.clamp(min=0), math.inf).sqrt()
+        return torch.where(most.isnan(), math.inf, most.clamp(min=0)).sqrt()
 
     def ball(self, n: int, device: torch.device) -> Tensor | None:
         """The mask ``[n]`` of the noise in an l_2 ball (an l_1 ball lies in it), or None."""

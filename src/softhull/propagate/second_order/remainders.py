@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...graph.operator import Interval
-from ...graph.rounding import ulps, underflow
+from ...graph.rounding import extreme_eigenvalues, ulps, underflow
 from .affine_form import Basis, Noise
 from .central_path import usable
 
@@ -106,9 +106,10 @@ def _eigenvalue_range(G: Tensor, rounding: float, cost: Tensor) -> Interval:
     L, info = torch.linalg.cholesky_ex(G + torch.diag_embed(lift[..., None].expand(*lift.shape, 2 * m)))
     product = L[..., :m, :].mT @ L[..., m:, :]
     failed = bad | (info != 0)
-    values = torch.linalg.eigvalsh(torch.where(failed[..., None, None], 0.0, (product + product.mT) / 2))
-    low = torch.where(failed, -torch.inf, (values[..., 0] - lift).clamp(max=0) * cost)
-    high = torch.where(failed, torch.inf, (values[..., -1] + lift).clamp(min=0) * cost)
+    least, most = extreme_eigenvalues(torch.where(failed[..., None, None], 0.0, (product + product.mT) / 2))
+    failed |= least.isinf()
+    low = torch.where(failed, -torch.inf, (least - lift).clamp(max=0) * cost)
+    high = torch.where(failed, torch.inf, (most + lift).clamp(min=0) * cost)
     return low, high
 
 
