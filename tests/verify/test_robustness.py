@@ -15,7 +15,7 @@ from softhull.formats.vnnlib import Disjunct, Specification
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.ops.relu import Relu
 from softhull.propagate.crown import LinearBounds
-from softhull.propagate.methods import Branch, Linear, Paper
+from softhull.propagate.methods import Branch, FirstLook, Linear, Paper
 from softhull.propagate.structure import Structure
 from softhull.regions import Perturbation
 from softhull.verify import walks
@@ -90,6 +90,24 @@ def test_forms_over_balls_lose_no_verdict_that_walks_to_the_input_give(reached, 
                 assert record.verdict is Verdict.FALSIFIED or "affine forms only" in record.message
         if eps == 1e-3:
             assert all(record.verdict is Verdict.CERTIFIED for record in result.records)
+
+
+def test_a_first_look_at_a_large_network_starts_no_walks(monkeypatch):
+    rng = np.random.default_rng(3)
+    graph = encoder(rng, 2, True, 2, 4)
+    x = torch.from_numpy(rng.normal(size=(1, *graph.input_shape)))
+    walked, start = [], walks.linear_walks
+
+    def watched(work, method, instances=None):
+        walked.append(type(method))
+        return start(work, method, instances)
+
+    monkeypatch.setattr(walks, "worth_balls", lambda bounds: True)
+    monkeypatch.setattr(walks, "linear_walks", watched)
+    found = certified_radius(graph, x, graph(x).flatten(1).argmax(1), Perturbation(0.5), steps=4)
+    assert float(found[0]) > 0
+    assert walked
+    assert FirstLook not in walked
 
 
 def test_a_counterexample_lies_in_the_ball_and_changes_the_class():

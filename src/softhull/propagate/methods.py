@@ -74,6 +74,11 @@ class Linear(Settings):
 
 
 @dataclass(frozen=True)
+class FirstLook(Linear):
+    """Linear bounds where they take little: of large networks, affine forms of all nodes alone."""
+
+
+@dataclass(frozen=True)
 class Paper(Settings):
     """DeepPoly as Wei et al. (2023) ran it for their attention tables.
 
@@ -179,7 +184,7 @@ class Auto(Settings):
     @property
     def first(self) -> Linear:
         """The linear bounds everything starts from."""
-        return self.second_order.linear
+        return FirstLook(bound=self.bound, optimize=0, contract=False, rounding=self.rounding)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from ..propagate import softmax_steps as softmaxes
 from ..propagate.account import account
 from ..propagate.crown import LinearBounds
 from ..propagate.knowledge import Knowledge
-from ..propagate.methods import Auto, Linear, Paper, SecondOrder
+from ..propagate.methods import Auto, FirstLook, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
@@ -74,7 +74,7 @@ NEGLIGIBLE = 1e-3
 @stages.register(Paper)
 def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
     if isinstance(method, Linear):
-        yield from by_forms(work, method, alone=False)
+        yield from by_forms(work, method, alone=isinstance(method, FirstLook))
         if not len(work.instances):
             return
     walks = linear_walks(work, method)
@@ -178,8 +178,8 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
 
     What they prove is not looked at again. Where other walks take minutes they are left out if forms may stand
     ``alone``, unless these come close, which then are met with walks for their widest entries. Where forms do not fit
-    the memory there are those over balls; then walks are left out if they would not even reach the input. There is no
-    certificate of what forms prove.
+    the memory there are those over balls; then walks are left out of a first look, and if they would not even reach
+    the input. There is no certificate of what forms prove.
     """
     graphs, effort = networks_of(work).graphs, work.effort
     if effort.proofs or not work.claims.ends or len(graphs) != 1:
@@ -214,7 +214,7 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
         except (NoAffineForms, torch.linalg.LinAlgError):
             continue
         yield Walks(graphs, one, (start,), (FORMS,))
-        if alone and not each.structure.reaches_input:
+        if alone and (isinstance(method, FirstLook) or not each.structure.reaches_input):
             left_out.append(one)
     left = torch.cat([*left_out, work.instances[:0]])
     work.instances = work.open()
