@@ -97,7 +97,7 @@ def test_deep_and_random_networks_hold() -> None:
         for eps in (1e-4, 3e-3):
             assert violations(graph, ball(rng, graph, eps, math.inf, torch.float64), 2, known_by_token_balls) == 0
     made = 0
-    for seed in range(40):
+    for seed in range(24):
         rng = np.random.default_rng(seed)
         graph = random_graph(rng) if seed % 2 else random_attention(rng)
         region = ball(rng, graph, float(rng.choice((1e-3, 0.05, 0.5))), math.inf, torch.float64)
@@ -106,7 +106,7 @@ def test_deep_and_random_networks_hold() -> None:
         except NoAffineForms:
             continue
         made += 1
-    assert made > 20
+    assert made > 12
 
 
 def test_long_rows_hold(monkeypatch: pytest.MonkeyPatch) -> None:
