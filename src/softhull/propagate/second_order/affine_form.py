@@ -24,7 +24,7 @@ from ...regions import Region
 from .noise_parts import NoisePart, noise_parts, with_single
 
 # Numbers that are worked on at once where a copy of all would leave the cache.
-_PIECE = 1 << 20
+PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class AffineForm:
 
 def absolute_sum(slope: Tensor, weights: Tensor) -> Tensor:
     """``sum_s weights[:, s] |slope[:, s]|`` of slopes ``[B or 1, r, *shape]``, as ``[B, *shape]``; copies no slopes."""
-    size = max(1, _PIECE // max(1, math.prod(slope.shape[2:])))
+    size = max(1, PIECE // max(1, math.prod(slope.shape[2:])))
     parts = zip(slope.split(size, 1), weights[:, None].split(size, 2))
     found = sum((reach @ part.flatten(2).abs() for part, reach in parts), start=slope.new_zeros(()))
     return found.reshape(-1, *slope.shape[2:])

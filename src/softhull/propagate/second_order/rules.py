@@ -22,7 +22,7 @@ from ...graph.ops.rsqrt import Rsqrt
 from ...graph.ops.softmax import Softmax
 from ...graph.rounding import largest, outward, share, ulps
 from ..softmax_steps import DensePlanes
-from .affine_form import AffineForm, Basis, product_error, vanishing
+from .affine_form import PIECE, AffineForm, Basis, product_error, vanishing
 from .elementwise import parallel_band
 from .kinks import Kinks
 from .logits import ProductLogits
@@ -71,7 +71,7 @@ def _moved(operator: Affine, slopes: list[Tensor], at_zero: Tensor) -> Tensor:
     if not bool(at_zero.any()):
         return operator.value(*slopes)
     found = at_zero.new_empty(len(slopes[0]), *at_zero.shape[1:])
-    size = max(1, _PIECE // at_zero.numel())
+    size = max(1, PIECE // at_zero.numel())
     for out, *part in zip(*(t.split(size) for t in (found, *slopes))):
         # Entries masked by a constant of -inf do not move.
         out.copy_(torch.where(at_zero.isfinite(), operator.value(*part) - at_zero, 0.0))
@@ -298,7 +298,6 @@ def _(operator: InverseDeviation, forms: Forms, index: int) -> AffineForm:
 
 
 _LARGEST_ROW = 64  # longer rows are not worth their eigenvalues
-_PIECE = 1 << 20  # numbers that are worked on at once where a copy of all would leave the cache
 _FAR = 1000.0  # exp(-_FAR) is 0 in every dtype: a logit that far below the others is not there
 
 
