@@ -143,7 +143,11 @@ def _lead(
             found = SecondOrder.claimed(proof, [logits]).sign(logits, label == 1)
         return _verdict(found)
     margins = lead(proof, logits, label, rivals)
-    plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in (None, "linear", "contracted", "affine forms")]
+    plain = [
+        i
+        for i, k in enumerate(rivals)
+        if (hows or {}).get(k) in (None, "linear", "contracted", "affine forms", "quadratic forms")
+    ]
     margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain], contracted)
     if followed is not None and stepped:
         _, apart = chosen[stepped[0]]  # the same for all

@@ -336,6 +336,10 @@ class Zonotopes:
 
     @rule.register
     def _(self, operator: Softmax, index: int) -> AffineForm:
+        return self._with_noise(*self._probabilities(operator, index))
+
+    def _probabilities(self, operator: Softmax, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Centres and slopes of probabilities, what they may be off by, and what is worth no noise of its own."""
         (before,), axis = self.graph.nodes[index].inputs, operator.axis
         form = self.form(before)
         K, shape = form.centre.shape[axis + 1], form.centre.movedim(axis + 1, -1).shape
@@ -379,7 +383,7 @@ class Zonotopes:
         def back(t: Tensor) -> Tensor:
             return t.reshape(*t.shape[:-2], *shape[1:]).movedim(-1, axis - len(shape) + 1)
 
-        return self._with_noise(*(back(t) for t in (found.value, slope, error, beside)))
+        return back(found.value), back(slope), back(error), back(beside)
 
     def _apart(self, rows: Tensor) -> Tensor:
         """How far noise moves the differences ``[1, rows, K, K]`` within rows of slopes ``[1, r, rows, K]``."""

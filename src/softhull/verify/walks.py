@@ -29,6 +29,7 @@ from ..propagate.crown import LinearBounds
 from ..propagate.knowledge import Knowledge
 from ..propagate.methods import Auto, FirstLook, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
+from ..propagate.quadratic_forms import known_by_quadratic_forms, output_form, worth_quadratic_forms
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.rectified import bent_lower, rectified
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradient", "second order", "fitted rows"
 ASCENDED, BENT = "second order, gradient", "second order, bent rectifiers"
 FUNCTIONS = "functions between activations"
-FORMS = "affine forms"
+FORMS, SQUARES = "affine forms", "quadratic forms"
 # Entries of all nodes up to which functions between activations are looked at without being asked to hurry.
 SMALL = 1 << 13
 # What activations lose is looked at alone where it is this share of all.
@@ -66,6 +67,8 @@ STEPS = 4
 ASCENTS, RATE = 30, 0.1
 # Forms come close where they miss a proof by this share of the margin.
 CLOSE = 0.5
+# Affine forms met with walks, which are told apart by how they are made alone.
+WALKED = "walked forms"
 # A class whose probability stays below this share of that of another rival does not move a score.
 NEGLIGIBLE = 1e-3
 
@@ -176,16 +179,17 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
 def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
     """Walks on the output alone, with all else by affine forms, instance by instance, where that is much less work.
 
-    What they prove is not looked at again. Where other walks take minutes they are left out if forms may stand
-    ``alone``, unless these come close, which then are met with walks for their widest entries. Where forms do not fit
-    the memory there are those over balls; then walks are left out of a first look, and if they would not even reach
-    the input. There is no certificate of what forms prove.
+    What they prove is not looked at again. What neither they nor an attack decide is looked at by quadratic forms,
+    unless it is a first look. Where other walks take minutes they are left out if forms may stand ``alone``, unless
+    these come close, which then are met with walks for their widest entries. Where forms do not fit the memory there
+    are those over balls; then walks are left out of a first look, and if they would not even reach the input. There is
+    no certificate of what forms prove.
     """
     graphs, effort = networks_of(work).graphs, work.effort
     if effort.proofs or not work.claims.ends or len(graphs) != 1:
         return
     (each,), claims = graphs, cast("Margins", work.claims)  # only they have ends
-    left_out = []
+    left_out, attacked = [], False
     for one in pieces(work.instances, 1):
         output = each.graph(work.found.worst[one]).flatten(1)
         margin = float(((claims.rows[:, one] * output).sum(-1) - claims.offsets[:, one]).amin())
@@ -194,19 +198,27 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
         few, many = worth_forms(start), worth_balls(start)
         if not (few or many):
             return
-        for walked in (False, True) if few else ():
+        squares = few and worth_quadratic_forms(start) and not isinstance(method, FirstLook)
+        for kind in (FORMS, *((SQUARES,) if squares else ()), WALKED) if few else ():
+            dear, least = alone and dear_walks(start), float(claims.least(work.found)[one])
+            if kind == WALKED and not (dear and least > -CLOSE * margin):
+                break
+            if kind == SQUARES and not attacked:  # which takes much less
+                work.attack_open()
+                attacked = True
+            if kind != FORMS and not torch.isin(one, work.open()):
+                break
             bounds = start.knowing(Knowledge(each.structure))
             try:
-                known_by_forms(bounds, walked)
+                known_by_quadratic_forms(bounds) if kind == SQUARES else known_by_forms(bounds, kind == WALKED)
             except (NoAffineForms, torch.linalg.LinAlgError):
+                if kind == SQUARES:
+                    continue
                 break
             many = False
-            yield Walks(graphs, one, (bounds,), (FORMS,))
-            dear, least = alone and dear_walks(bounds), float(claims.least(work.found)[one])
-            if dear and not walked:
+            yield Walks(graphs, one, (bounds,), (SQUARES if kind == SQUARES else FORMS,))
+            if dear and kind == FORMS:
                 left_out.append(one)
-            if not dear or least > 0 or not least > -CLOSE * margin:
-                break
         if not many:
             continue
         try:
@@ -396,7 +408,10 @@ class Walks:
         if places is None:
             parts = pieces(positions(rows), bounds.chunk(len(bounds.graph.nodes) - 1))
             return torch.cat([self._walk(bounds, way, rows[part], target[part]) for part in parts])
-        if way == FORMS:  # those of one instance, all that is known of which need not be copied for every row
+        if way in (
+            FORMS,
+            SQUARES,
+        ):  # those of one instance, all that is known of which need not be copied for every row
             flat = rows.flatten(0, 1)[:, None]
             parts = pieces(positions(flat), bounds.chunk(len(bounds.graph.nodes) - 1))
             return torch.cat([self._walk(bounds, way, flat[part], target) for part in parts]).reshape(rows.shape[:2])
@@ -420,6 +435,8 @@ class Walks:
         if way == FORMS:  # the form of the output itself may say more than a walk over all that is relaxed
             lines = torch.arange(math.prod(rows.shape[2:]), device=rows.device)[None]
             found = torch.maximum(found, least_combined(bounds, last, lines, rows.flatten(2)[:, :, None])[..., 0])
+        if way == SQUARES:
+            found = torch.maximum(found, output_form(bounds).least(rows))
         return found
 
     # What a score asks for
