@@ -1,0 +1,178 @@
+"""Quadratic forms: whatever they say holds, without tolerance, and they say more than affine ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from softhull.graph.builder import GraphBuilder
+from softhull.graph.graph import Graph
+from softhull.graph.ops.normalize import Normalized
+from softhull.graph.ops.relu import Relu
+from softhull.propagate import quadratic_forms
+from softhull.propagate.crown import LinearBounds
+from softhull.propagate.methods import Linear
+from softhull.propagate.quadratic_forms import QuadraticForms, known_by_quadratic_forms, output_form, trace
+from softhull.propagate.second_order.rules import NoAffineForms
+from softhull.propagate.zonotopes import known_by_forms
+from softhull.regions import Perturbation, Region
+from tests.graph.random_graphs import random_graph
+from tests.propagate.checks import points_of
+from tests.propagate.test_shadow import encoder, one_token
+
+
+def violations(graph: Graph, region: Region, seed: int) -> int:
+    """How many sampled values lie outside of all that forms made known, and of what they say of rows of the output."""
+    bounds, last = known_by_quadratic_forms(LinearBounds(graph, region, Linear())), len(graph.nodes) - 1
+    points = points_of(region, seed, 200)[:, 0]
+    values, count = graph.values(points), 0
+
+    def outside(least: Tensor, value: Tensor, most: Tensor) -> int:
+        seen = (most > least + 1e-12).expand(value.shape)  # of what does not move the value is as rounded as its bounds
+        return int((~((least <= value) & (value <= most)) & seen).sum())
+
+    def known(kind: str) -> dict[int, Any]:
+        return {i: bounds.knowledge.find(kind, i, dict) for i in bounds.knowledge.known(kind)}
+
+    for index, (low, high) in known("interval").items():
+        count += outside(low, values[index], high)
+    for index, found in known("shadow").items():
+        if found is not None:
+            x = points.flatten(1)[:, found.moving]
+            least, most = (
+                x @ a[0].T + b for a, b in ((found.below, found.below_offset), (found.above, found.above_offset))
+            )
+            count += outside(least, values[index].flatten(1), most)
+    for index, (low, high) in known("differences").items():
+        logits = values[graph.nodes[index].inputs[0]]
+        rows = logits.reshape(len(points), -1, logits.shape[-1])
+        count += outside(low, rows[..., :, None] - rows[..., None, :], high)
+    C = torch.randn((4, 1, *graph.output_shape), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    C = torch.cat((C, -C))
+    met = torch.einsum("sk,pk->ps", C.flatten(1), values[last].flatten(1))
+    for least in (output_form(bounds).least(C), bounds.lower(last, C)):
+        count += outside(least[:, 0], met, torch.full_like(least[:, 0], math.inf))
+    return count
+
+
+@pytest.mark.parametrize("norm", [math.inf, 2, 1])
+def test_forms_hold(norm: float) -> None:
+    rng = np.random.default_rng(4)
+    for depth, centred in ((1, False), (2, True)):
+        graph = encoder(rng, depth, centred, 2, 4)
+        for eps in (1e-6, 0.3) if depth == 1 else (0.05, 30.0):
+            assert violations(graph, one_token(rng, graph, eps, norm), depth) == 0
+
+
+def test_forms_of_random_networks_hold() -> None:
+    made = 0
+    for seed in range(24):
+        rng = np.random.default_rng(seed)
+        graph = random_graph(rng)
+        eps = float(rng.choice((1e-3, 0.05, 0.5)))
+        region = Perturbation(eps).around(torch.from_numpy(rng.normal(size=(1, *graph.input_shape))))
+        try:
+            assert violations(graph, region, seed) == 0
+        except NoAffineForms:
+            continue
+        made += 1
+    assert made > 8
+
+
+@pytest.mark.parametrize("planted", ["_curved", "_noise", "_weights", "_absolute", "_touching", "_log_mean"])
+def test_a_planted_error_is_found(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of what is charged is left out, and sampled values tell."""
+    true_rule = getattr(QuadraticForms, planted)
+
+    def less(self: QuadraticForms, *given: Any) -> Any:
+        found = true_rule(self, *given)
+        if planted == "_curved":
+            return found[0], 0.2 * found[1]
+        if planted == "_weights":
+            return 0.1 * found[0], 0.1 * found[1]
+        if planted == "_touching":
+            return found[0], 0.2 * found[1]
+        if planted == "_log_mean":
+            return type(found)(found.centre, 0.0 * found.slope, found.error)
+        return 0.1 * found
+
+    monkeypatch.setattr(quadratic_forms.QuadraticForms, planted, less)
+    rng = np.random.default_rng(5)
+    graph = encoder(rng, 2 if planted == "_weights" else 1, True)
+    assert any(violations(graph, one_token(rng, graph, eps, math.inf), 5) for eps in (0.2, 0.5, 0.05, 0.3, 0.1))
+
+
+def test_they_say_more_than_affine_forms() -> None:
+    """Where third order is small, ranges are narrower by far behind products."""
+    rng = np.random.default_rng(8)
+    graph = encoder(rng, 2, True)
+    region, last = one_token(rng, graph, 0.05, math.inf), len(graph.nodes) - 1
+    widths = []
+    for make in (known_by_forms, known_by_quadratic_forms):
+        low, high = make(LinearBounds(graph, region, Linear())).interval(last)
+        widths.append(float((high - low).mean()))
+    assert widths[1] < 0.8 * widths[0]
+
+
+def test_quadratics_are_exact_and_rectifiers_close() -> None:
+    """A square is a quadratic: nothing is lost but what the quadratic is bounded by; stable rectifiers lose nothing."""
+    b = GraphBuilder((1, 3))
+    graph = b.finish(b.elementwise(Relu(), b.scale(-1, 1.0, 5.0)))
+    bounds = known_by_quadratic_forms(
+        LinearBounds(graph, Perturbation(0.5).around(torch.zeros(1, 1, 3).double()), Linear())
+    )
+    low, high = bounds.interval(1)
+    assert torch.allclose(low, torch.full_like(low, 4.5), atol=1e-9)
+    assert torch.allclose(high, torch.full_like(high, 5.5), atol=1e-9)
+
+
+def test_wide_rows_end_at_the_normalised_ball() -> None:
+    """However large the region is, what a row of weights makes of normalised rows is at most that of the ball."""
+    rng = np.random.default_rng(8)
+    graph = encoder(rng, 2, True)
+    last = max(i for i, node in enumerate(graph.nodes) if isinstance(node.operator, Normalized))
+    C = torch.tensor([1.0, -1.0], dtype=torch.float64).reshape(1, 1, *graph.output_shape)
+    matrix = graph.nodes[-1].operator.matrix  # type: ignore[attr-defined]
+    limit = math.sqrt(graph.nodes[last].shape[-1]) * float((matrix @ C.flatten()).norm())
+    for eps in (1.0, 1e3, 1e6):
+        bounds = known_by_quadratic_forms(LinearBounds(graph, one_token(rng, graph, eps, math.inf), Linear()))
+        assert float(output_form(bounds).least(C)) >= -limit - 1e-9
+
+
+def test_curvature_is_on_its_side() -> None:
+    """The divided difference of the exponential against fifty digits."""
+    rng = np.random.default_rng(1)
+    t = torch.from_numpy(
+        np.concatenate((rng.normal(size=200) * 10.0 ** rng.uniform(-12, 1.2, 200), [0.0, 0.01, -0.01]))
+    )
+    low, high = (quadratic_forms._curvature(t, sign) for sign in (-1, 1))
+    with mpmath.workdps(50):
+        for value, least, most in zip(t.tolist(), low.tolist(), high.tolist()):
+            x = mpmath.mpf(value)
+            true = (mpmath.exp(x) - 1 - x) / x**2 if value else mpmath.mpf(1) / 2
+            assert least <= true <= most
+            assert most - least < 1e-5
+
+
+def test_parabolas_are_above_and_below_rectifiers() -> None:
+    rng = np.random.default_rng(2)
+    graph = encoder(rng, 1, True)
+    forms = QuadraticForms(LinearBounds(graph, one_token(rng, graph, 0.1, math.inf), Linear()))
+    low, high, at, squares = (torch.from_numpy(10.0 ** rng.uniform(-6, 3, 300)) for _ in range(4))
+    touch, bend = forms._touching(at, low, high, squares)
+    s = -low + (low + high) * torch.linspace(0, 1, 201, dtype=torch.float64)[:, None]
+    assert bool((s + bend * (s - touch).square() >= s.abs() * (1 - 1e-15)).all())
+
+
+def test_traces_are_means_over_corners() -> None:
+    matrix = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 2)
+    corners = torch.cat((torch.ones(4, 1, dtype=torch.float64), corners), 1)
+    values = torch.einsum("pi,ij,pj->p", corners, matrix, corners)
+    assert float((trace(matrix) - values.mean()).abs()) < 1e-12
