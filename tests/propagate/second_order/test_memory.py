@@ -36,8 +36,12 @@ def _case(seed, depth=3, **settings):
     return graph, Perturbation(10 ** rng.uniform(-3, -0.5), (math.inf, 2)[seed % 2]).around(x)
 
 
-def _forms(graph, region, memory=None):
-    return WatchedForms(LinearBounds(graph, region, SecondOrder().linear), memory).build()
+def _linear(graph, region):
+    return LinearBounds(graph, region, SecondOrder().linear)
+
+
+def _forms(bounds, memory=None):
+    return WatchedForms(bounds, memory).build()
 
 
 def test_merged_noise_reaches_what_it_stands_for():
@@ -61,12 +65,13 @@ def test_merged_noise_reaches_what_it_stands_for():
 @pytest.mark.parametrize("seed", range(max(1, NETWORKS // 4)))
 def test_claims_hold_and_memory_is_kept(seed, skip):
     graph, region = _case(seed, skip=skip)
-    full = _forms(graph, region)
+    bounds = _linear(graph, region)
+    full = _forms(bounds)
     products = len(full.factors)
     for share in SHARES:
         memory = int(share * full.held())
         try:
-            forms = _forms(graph, region, memory)
+            forms = _forms(bounds, memory)
         except NoAffineForms:
             continue
         assert max(forms.most_held, forms.held()) <= memory
@@ -80,7 +85,7 @@ def test_random_graphs_within_half_of_what_they_want(seed):
     graph = random_graph(rng, blocks=5)
     x = torch.from_numpy(rng.uniform(0, 1, size=(2, *graph.input_shape)))
     region = Perturbation(1e-3).around(x)
-    full = _forms(graph, region)
+    full = _forms(_linear(graph, region))
     try:
         assert assert_claims_hold(graph, region, seed, full.held() // 2) == 6
     except NoAffineForms:
@@ -91,9 +96,9 @@ def test_random_graphs_within_half_of_what_they_want(seed):
 def test_each_measure_is_taken(measure, depth, skip, share, monkeypatch):
     """The mildest that suffices: merged noise, the entries of several forms as basis, forgotten products."""
     monkeypatch.setattr(forward, "_SETTLED", 0)  # every narrow layer is a basis
-    graph, region = _case(12, depth, skip=skip)
-    full = _forms(graph, region)
-    forms = _forms(graph, region, int(share * full.held()))
+    bounds = _linear(*_case(12, depth, skip=skip))
+    full = _forms(bounds)
+    forms = _forms(bounds, int(share * full.held()))
     assert forms.held() <= forms.memory
     taken = {
         "merge": any(basis.numbers is not None for basis in forms.bases.values()),
@@ -122,7 +127,7 @@ def test_records_say_what_could_not_be_used():
     graph, perturbation = random_attention(rng, 2), Perturbation(5.0)
     x = torch.from_numpy(rng.uniform(0, 1, size=(1, *graph.input_shape)))
     label = graph(x).flatten(1).argmax(1)
-    wanted = _forms(graph, perturbation.around(x)).held()
+    wanted = _forms(_linear(graph, perturbation.around(x))).held()
 
     def message(memory):
         record = verify_robustness(
