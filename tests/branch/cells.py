@@ -75,13 +75,15 @@ class Problem:
             near = near.detach() - 0.3 * 0.85**step * (upper - lower) * slope.sign()
             near = torch.minimum(torch.maximum(near, lower), upper)
         x = torch.cat((x, near.detach()))
-        for step in range(CLOSER):
-            with torch.no_grad():
-                best = x[self.objective(x).argsort()[:8]].repeat_interleave(32, 0)
-            share = 2 * torch.rand(*best.shape, generator=generator, dtype=lower.dtype) - 1
-            share = share * (torch.rand(*best.shape, generator=generator) < 0.5)  # along some directions
-            near = best + 0.7**step * share * (upper - lower)
-            x = torch.cat((x, torch.minimum(torch.maximum(near, lower), upper)))
+        with torch.no_grad():
+            value = self.objective(x)
+            for step in range(CLOSER):
+                best = x[value.argsort()[:8]].repeat_interleave(32, 0)
+                share = 2 * torch.rand(*best.shape, generator=generator, dtype=lower.dtype) - 1
+                share = share * (torch.rand(*best.shape, generator=generator) < 0.5)  # along some directions
+                near = best + 0.7**step * share * (upper - lower)
+                near = torch.minimum(torch.maximum(near, lower), upper)
+                x, value = torch.cat((x, near)), torch.cat((value, self.objective(near)))
         return x
 
     def aimed(self, target: float) -> Problem:

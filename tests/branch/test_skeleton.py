@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tests.propagate.networks import random_attention
 from .cells import KINDS, random_inner
 
 
+@cache
 def prepared(seed: int, kind: str) -> tuple[CutLeaves, torch.Tensor]:
     problem = random_inner(seed, kind, sharpen=True)
     assert isinstance(problem.bounds, CutLeaves)
