@@ -81,7 +81,7 @@ def test_the_same_stages_bound_margins_and_scores(method):
 @pytest.mark.parametrize("method", WALKS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("ask", [lambda problem: problem, _scores], ids=["margins", "scores"])
 def test_a_solution_only_gets_tighter_from_stage_to_stage(method, ask):
-    problem = ask(_margins(3, 1.0))
+    problem = ask(_margins(6 if isinstance(method, SecondOrder) else 3, 1.0))  # several stages, and a small network
     work = Work(problem, NO_ATTACK)
     seen = 0
     with torch.no_grad():

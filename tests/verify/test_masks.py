@@ -42,11 +42,12 @@ def test_bounds_do_not_depend_on_the_number(layers, how):
         np.testing.assert_allclose(found, infinite, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("number", NUMBERS)
-def test_bounds_are_those_without_the_masked_tokens(layers, number):
-    masked, removed = _attention(_padding(number), 16, layers=layers), _attention(None, 11, layers=layers)
-    np.testing.assert_allclose(_bounds(masked), _bounds(removed), rtol=0, atol=1e-12)
+@pytest.mark.parametrize(("layers", "numbers"), [(1, NUMBERS), (2, NUMBERS[::3])])
+def test_bounds_are_those_without_the_masked_tokens(layers, numbers):
+    removed = _bounds(_attention(None, 11, layers=layers))
+    for number in numbers:
+        masked = _bounds(_attention(_padding(number), 16, layers=layers))
+        np.testing.assert_allclose(masked, removed, rtol=0, atol=1e-12, err_msg=f"{number}")
 
 
 def test_scores_do_not_depend_on_the_number():

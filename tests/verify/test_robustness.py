@@ -66,14 +66,21 @@ def test_certified_instances_survive_the_attack(seed, kind):
                 assert record.attack is None or record.attack > 0
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_forms_over_balls_lose_no_verdict_that_walks_to_the_input_give(reached, monkeypatch):
-    """What they prove survives the attack; what they leave is walked, unless walks would not reach the input."""
+@pytest.fixture(scope="module")
+def walked():
+    """An encoder, inputs with their classes, and what is found of them at some radii by walks."""
     rng = np.random.default_rng(3)
     graph = encoder(rng, 2, True, 2, 4)
     x = torch.from_numpy(rng.normal(size=(3, *graph.input_shape)))
     labels = graph(x).flatten(1).argmax(1)
     usual = {eps: verify_robustness(graph, x, labels, Perturbation(eps), attack=True) for eps in (1e-3, 0.05, 0.3)}
+    return graph, x, labels, usual
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_forms_over_balls_lose_no_verdict_that_walks_to_the_input_give(reached, walked, monkeypatch):
+    """What they prove survives the attack; what they leave is walked, unless walks would not reach the input."""
+    graph, x, labels, usual = walked
     monkeypatch.setattr(walks, "worth_balls", lambda bounds: True)
     monkeypatch.setattr(Structure, "reaches_input", reached)
     for eps, before in usual.items():
@@ -94,7 +101,7 @@ def test_forms_over_balls_lose_no_verdict_that_walks_to_the_input_give(reached, 
 
 def test_a_first_look_at_a_large_network_starts_no_walks(monkeypatch):
     rng = np.random.default_rng(3)
-    graph = encoder(rng, 2, True, 2, 4)
+    graph = encoder(rng, 1, True, 2, 4)
     x = torch.from_numpy(rng.normal(size=(1, *graph.input_shape)))
     walked, start = [], walks.linear_walks
 

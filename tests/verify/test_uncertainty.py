@@ -52,10 +52,10 @@ def test_the_bracket_is_ordered_for_every_score(score, bound):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:eps =:softhull.errors.InputWarning")  # regions beyond the unit box are meant
 def test_never_below_the_attack_on_random_ensembles():
-    """8 ensembles, 24 inputs and 6 scores: 1152 pairs of instance and score; SOFTHULL_SEED tries other ones."""
+    """4 ensembles, 24 inputs and 6 scores: 576 pairs of instance and score; SOFTHULL_SEED tries other ones."""
     seed = int(os.environ.get("SOFTHULL_SEED", "1499835471"))
     draw = np.random.default_rng(seed)
-    for i in range(8):
+    for i in range(4):
         classes = int(draw.integers(2, 6))
         graphs, generator = ensemble(
             int(draw.integers(2**31)),
@@ -68,7 +68,7 @@ def test_never_below_the_attack_on_random_ensembles():
         x = torch.rand(24, 4, generator=generator, dtype=torch.float64)
         y = torch.randint(classes, (24,), generator=generator)
         region = Perturbation(float(10 ** draw.uniform(-3, 0.3)), norm=float(draw.choice([1, 2, math.inf])))
-        bound = ("er/lse", "lse*/lse", "all", "lin/lin")[i % 4]
+        bound = ("er/lse", "lse*/lse", "all", "lin/lin")[i]
         for score in SCORES:
             result = verify_uncertainty(graphs, x, y, region, score, Dual(steps=10), bound, attack=QUICK)
             assert all(inside(record, SCORES[score].worst_when) for record in result.records), (seed, i, score)
