@@ -75,7 +75,8 @@ def test_a_worker_killed_while_it_works(tmp_path: Path, cluster: tuple[str, list
     assert_equal(store, tmp_path / "local.db")
 
 
-def test_no_scheduler_is_one_line(tmp_path: Path) -> None:
+def test_no_scheduler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softhull.runs.cluster._CONNECT", 0.5)  # nobody answers however long it waits
     campaign = write_campaign(tmp_path, 2)
     store = tmp_path / "runs.db"
     assert "127.0.0.1:9" in one_line(call("run", campaign, "--store", store, "--executor", "dask:tcp://127.0.0.1:9"))

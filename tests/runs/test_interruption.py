@@ -127,20 +127,27 @@ def _children(number: int) -> list[int]:
     return [int(n) for n in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
 
 
-def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_replaced_and_a_model_that_disappears_is_not_missed(tmp_path: Path) -> None:
+    """The run that has read it goes on, and so does the new worker; the next run says what is missing."""
     campaign = write_campaign(tmp_path, 30, batch=3)
+    run_here(campaign, tmp_path / "whole.db")
     store = tmp_path / "runs.db"
     process = start("run", campaign, "--store", store, "--executor", "local:2", "--quiet")
     while process.poll() is None and answered(store) < 6:
         time.sleep(0.05)
     # Workers are the children of the process that all of them come from.
     (server,) = [n for n in _children(process.pid) if b"forkserver" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    (tmp_path / "net-0.onnx").unlink()
     os.kill(_children(server)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     assert_complete(store)
-    run_here(campaign, tmp_path / "whole.db")
     assert_equal(store, tmp_path / "whole.db")
+    kept = answered(store)
+    line = one_line(call("run", campaign, "--store", store, *LOCAL))
+    assert "networks[0].model" in line
+    assert "net-0.onnx" in line
+    assert answered(store) == kept
 
 
 class Unreadable:
@@ -195,21 +202,3 @@ def test_a_budget_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
     assert answered(store) == 0
     assert call("run", campaign, "--store", store, *LOCAL).exit_code == 0
     assert_complete(store)
-
-
-def test_a_model_that_disappears(tmp_path: Path) -> None:
-    """The run that has read it goes on; the next one says what is missing; the answers stay."""
-    campaign = write_campaign(tmp_path, 30, batch=2)
-    store = tmp_path / "runs.db"
-    process = start("run", campaign, "--store", store, *LOCAL)
-    while process.poll() is None and answered(store) < 2:
-        time.sleep(0.05)
-    (tmp_path / "net-0.onnx").unlink()
-    _, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors
-    assert_complete(store)
-    kept = answered(store)
-    line = one_line(call("run", campaign, "--store", store, *LOCAL))
-    assert "networks[0].model" in line
-    assert "net-0.onnx" in line
-    assert answered(store) == kept
