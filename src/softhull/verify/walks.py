@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..branch.cut_leaves import CutLeaves
 from ..errors import InvalidInput, SofthullError
-from ..graph.operator import Bilinear, Elementwise, Interval
+from ..graph.operator import Bilinear, Elementwise, Interval, Operator
 from ..graph.ops.normalize import Normalized
 from ..graph.ops.relu import Relu
 from ..graph.ops.softmax import Softmax
@@ -29,6 +29,7 @@ from ..propagate.crown import LinearBounds
 from ..propagate.knowledge import Knowledge
 from ..propagate.methods import Auto, FirstLook, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
+from ..propagate.products import prepare_jointly
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.rectified import bent_lower, rectified
@@ -53,6 +54,7 @@ LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradi
 ASCENDED, BENT = "second order, gradient", "second order, bent rectifiers"
 FUNCTIONS = "functions between activations"
 FORMS = "affine forms"
+SPREAD = "factors that move together"
 # Entries of all nodes up to which functions between activations are looked at without being asked to hurry.
 SMALL = 1 << 13
 # What activations lose is looked at alone where it is this share of all.
@@ -79,6 +81,8 @@ def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
             return
     walks = linear_walks(work, method)
     yield walks
+    if isinstance(method, Linear):
+        yield from by_spread(work, method, walks)
     if method.contract:
         yield walks.among(work.open(), CONTRACTED)
     work.attack_open()
@@ -119,6 +123,7 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
     if work.claims.ends and work.effort.deadline < math.inf:  # a time limit says that somebody waits
         yield from by_functions(work, walks)
+    yield from by_spread(work, second.linear, walks)
     yield from second_order(work, walks, second, curved, method.optimize > 0)
     if method.optimize:
         stayed = ~(work.claims.least(work.found) > before)
@@ -246,6 +251,27 @@ def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
         yield Shortened(walks.graphs, left, walks.among(left).bounds, (FUNCTIONS,))
 
 
+def by_spread(work: Work, method: Linear, walks: Walks) -> Iterator[Walks]:
+    """The same walks once more, with products by how the lines of their factors move together.
+
+    Only where what products and all that follows them lose is more than what is missing. Other stages do not build on
+    it, as tighter intervals lead gradient steps and fits elsewhere, not always to better bounds. There is no
+    certificate of what it proves: runs that keep proofs do without it.
+    """
+    products = [i for i, node in enumerate(walks.bounds[0].graph.nodes) if isinstance(node.operator, Bilinear)]
+    if not products or work.effort.proofs or not work.claims.ends or len(walks.graphs) != 1:
+        return
+    claims, (bounds,) = cast("Margins", work.claims), walks.bounds
+    row, instance = claims.worst_rows(work.found)
+    here = torch.isin(instance, walks.instances)
+    row, instance = row[here], instance[here]
+    found = account(bounds, claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape), walks.places(instance))
+    lost, missing = found.lost((Operator,), after=products[0] - 1), claims.offsets[row, instance] - found.bound
+    left = instance[~(lost <= missing)].sort().values  # a loss that is not a number says nothing against trying
+    if len(left):
+        yield replace(linear_walks(work, method, left, joint=True), ways=(SPREAD,))
+
+
 def second_order(
     work: Work, walks: Walks, method: SecondOrder, among: Tensor | None = None, ascend: bool = False
 ) -> Iterator[Walks]:
@@ -302,8 +328,11 @@ def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor |
         yield replace(tightened.knowing(better, work.found.worst[left]), kept=kept)
 
 
-def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None) -> Walks:
-    """Linear walks for some instances; where they are not named, a first look at all."""
+def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None, joint: bool = False) -> Walks:
+    """Linear walks for some instances; where they are not named, a first look at all.
+
+    ``joint``: products know how the lines of their factors move together.
+    """
     here, region = work.instances if instances is None else instances, work.problem.region
     whole = len(here) == region.size
     region = region if whole else region.take(here)
@@ -311,13 +340,15 @@ def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = 
     known = work.found.knowledge or tuple(Knowledge(each.structure) for each in graphs)
     for each, start in zip(graphs, known):
         start = (start if whole else start.take(here)).handed_on()
-        bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline, start)
+        bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline, start, joint)
         bounds.check_time()
         bounds.prepare(len(each.graph.nodes) - 1)
         for index in each.softmaxes:
             bounds.differences(index)
+        if joint:
+            prepare_jointly(bounds)
         found.append(bounds)
-    if whole:
+    if whole and not joint:
         work.found.knowledge = tuple(bounds.knowledge.handed_on() for bounds in found)
     walks = Walks(graphs, here, tuple(found), (LINEAR,), instances is None)
     return walks.knowing(found, work.found.worst[here])
@@ -666,6 +697,6 @@ def instances_together(bounds: LinearBounds) -> int:
 
 def _pairs_together(bounds: LinearBounds, way: str) -> int:
     """How many (row, instance) pairs to walk for at once; all but linear walks have some thousand factors each."""
-    if way == LINEAR:
+    if way in (LINEAR, SPREAD):
         return max(1, bounds.memory // (8 * bounds.structure.width(len(bounds.graph.nodes) - 1)))
     return max(1, (32 * bounds.memory) // (8 * 1024 * bounds.structure.volume(len(bounds.graph.nodes) - 1)))
