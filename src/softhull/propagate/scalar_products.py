@@ -53,6 +53,7 @@ def remainders(bounds: LinearBounds, index: int) -> Tensor:
 
 
 def _found(bounds: LinearBounds, index: int) -> Tensor:
+    """For all pairs of lines, as many at once as fit the memory."""
     grams = []
     for side, i in enumerate(bounds.graph.nodes[index].inputs):
         lower, upper = bounds.interval(i)
