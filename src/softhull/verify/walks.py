@@ -81,7 +81,7 @@ def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
             return
     walks = linear_walks(work, method)
     yield walks
-    if isinstance(method, Linear):
+    if isinstance(method, Linear) and not isinstance(method, FirstLook):
         yield from by_spread(work, method, walks)
     if method.contract:
         yield walks.among(work.open(), CONTRACTED)
