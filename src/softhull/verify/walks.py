@@ -119,11 +119,11 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     walks = linear_walks(work, second.linear)
     yield walks
     work.attack_open()
-    before = work.claims.least(work.found)
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
+    yield from by_spread(work, second.linear, walks, ends=True)
+    before = work.claims.least(work.found)
     if work.claims.ends and work.effort.deadline < math.inf:  # a time limit says that somebody waits
         yield from by_functions(work, walks)
-    yield from by_spread(work, second.linear, walks)
     yield from second_order(work, walks, second, curved, method.optimize > 0)
     if method.optimize:
         stayed = ~(work.claims.least(work.found) > before)
@@ -251,11 +251,12 @@ def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
         yield Shortened(walks.graphs, left, walks.among(left).bounds, (FUNCTIONS,))
 
 
-def by_spread(work: Work, method: Linear, walks: Walks) -> Iterator[Walks]:
+def by_spread(work: Work, method: Linear, walks: Walks, ends: bool = False) -> Iterator[Walks]:
     """The same walks once more, with products by how the lines of their factors move together.
 
     Only where what products and all that follows them lose is more than what is missing. Other stages do not build on
-    it, as tighter intervals lead gradient steps and fits elsewhere, not always to better bounds. There is no
+    it, as tighter intervals lead gradient steps and fits elsewhere, not always to better bounds. ``ends``: nor do rows
+    that it leaves open change, so that those that are dear are tried in the order they have without it. There is no
     certificate of what it proves: runs that keep proofs do without it.
     """
     products = [i for i, node in enumerate(walks.bounds[0].graph.nodes) if isinstance(node.operator, Bilinear)]
@@ -269,7 +270,9 @@ def by_spread(work: Work, method: Linear, walks: Walks) -> Iterator[Walks]:
     lost, missing = found.lost((Operator,), after=products[0] - 1), claims.offsets[row, instance] - found.bound
     left = instance[~(lost <= missing)].sort().values  # a loss that is not a number says nothing against trying
     if len(left):
-        yield replace(linear_walks(work, method, left, joint=True), ways=(SPREAD,))
+        again = linear_walks(work, method, left, joint=True)
+        kind = Proving if ends else Walks
+        yield kind(again.graphs, left, again.bounds, (SPREAD,))
 
 
 def second_order(
@@ -485,6 +488,23 @@ class Walks:
     def choices(self, places: Tensor) -> dict[str, Any]:
         """What was chosen for some of the instances, for certificates."""
         return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Proving(Walks):
+    """Walks that say nothing of a row that they do not prove."""
+
+    def lower(
+        self,
+        way: str,
+        rows: Tensor,
+        places: Tensor | None = None,
+        target: Tensor | None = None,
+        number: int = 0,
+    ) -> Tensor:
+        assert target is not None
+        found = super().lower(way, rows, places, target, number)
+        return torch.where(found > target, found, -math.inf)
 
 
 @dataclass(frozen=True, eq=False)
