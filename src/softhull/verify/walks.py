@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..branch.cut_leaves import CutLeaves
 from ..errors import InvalidInput, SofthullError
-from ..graph.operator import Bilinear, Elementwise, Interval, Operator
+from ..graph.operator import Bilinear, Elementwise, Interval
 from ..graph.ops.normalize import Normalized
 from ..graph.ops.relu import Relu
 from ..graph.ops.softmax import Softmax
@@ -254,23 +254,22 @@ def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
 def by_spread(work: Work, method: Linear, walks: Walks, ends: bool = False) -> Iterator[Walks]:
     """The same walks once more, with products by how the lines of their factors move together.
 
-    Only where what products and all that follows them lose is more than what is missing. Other stages do not build on
-    it, as tighter intervals lead gradient steps and fits elsewhere, not always to better bounds. ``ends``: nor do rows
-    that it leaves open change, so that those that are dear are tried in the order they have without it. There is no
-    certificate of what it proves: runs that keep proofs do without it.
+    Only where products and probabilities lose more than what is missing. Other stages do not build on it, as tighter
+    intervals lead gradient steps and fits elsewhere, not always to better bounds. ``ends``: nor do rows that it leaves
+    open change, so that those that are dear are tried in the order they have without it. There is no certificate of
+    what it proves: runs that keep proofs do without it.
     """
-    products = [i for i, node in enumerate(walks.bounds[0].graph.nodes) if isinstance(node.operator, Bilinear)]
-    if not products or work.effort.proofs or not work.claims.ends or len(walks.graphs) != 1:
+    if work.effort.proofs or not (work.claims.ends and networks_of(work).products) or len(walks.graphs) != 1:
         return
     claims, (bounds,) = cast("Margins", work.claims), walks.bounds
     row, instance = claims.worst_rows(work.found)
     here = torch.isin(instance, walks.instances)
     row, instance = row[here], instance[here]
     found = account(bounds, claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape), walks.places(instance))
-    lost, missing = found.lost((Operator,), after=products[0] - 1), claims.offsets[row, instance] - found.bound
+    lost, missing = found.lost((Bilinear, Softmax), (Normalized,)), claims.offsets[row, instance] - found.bound
     left = instance[~(lost <= missing)].sort().values  # a loss that is not a number says nothing against trying
     if len(left):
-        again = linear_walks(work, method, left, joint=True)
+        again = linear_walks(work, replace(method, contract=False), left, joint=True)
         kind = Proving if ends else Walks
         yield kind(again.graphs, left, again.bounds, (SPREAD,))
 
