@@ -26,6 +26,7 @@ from softhull.propagate.crown import LinearBounds
 from softhull.propagate.interval import interval_bounds
 from softhull.propagate.methods import Auto, Branch, Linear, Method, SecondOrder
 from softhull.propagate.optimize import optimized_lower, with_better_differences
+from softhull.propagate.products import prepare_jointly
 from softhull.propagate.second_order.forward import NoAffineForms
 from softhull.propagate.second_order.specification import SecondOrderBounds
 from softhull.regions import Choices, Region
@@ -114,6 +115,14 @@ def _linear(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor
     return found
 
 
+def _joint(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor) -> Lows:
+    """Walks that know how the lines of factors move together."""
+    bounds = LinearBounds(graph, region, SecondOrder(str(rng.choice(BOUNDS_TRIED))).linear, joint=True)
+    if rng.random() < 0.5:
+        prepare_jointly(bounds)
+    return {"joint": bounds.lower(len(graph.nodes) - 1, rows)}
+
+
 def _second_order(rng: np.random.Generator, graph: Graph, region: Region, rows: Tensor, fitted: bool = False) -> Lows:
     """The quadratic of every row, with planes or with quadratics fitted to attention rows."""
     S, B = rows.shape[:2]
@@ -161,7 +170,8 @@ WHOLE: tuple[Method, ...] = (
     Branch(inner=SecondOrder(row_fit=False), nodes=6, cells=2, tries=1),
 )
 WAYS: dict[str, tuple[float, Callable[..., Lows]]] = {
-    "linear": (0.35, _linear),
+    "linear": (0.25, _linear),
+    "joint": (0.1, _joint),
     "second order": (0.45, _second_order),
     "fitted rows": (0.08, partial(_second_order, fitted=True)),
     "whole proofs": (0.07, _whole),

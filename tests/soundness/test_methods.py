@@ -37,7 +37,8 @@ def test_no_margin_is_above_the_truth(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "depth"), [("linear", 3), ("second order", 6), ("fitted rows", 2), ("whole proofs", 2), ("intervals", 3)]
+    ("way", "depth"),
+    [("linear", 3), ("joint", 3), ("second order", 6), ("fitted rows", 2), ("whole proofs", 2), ("intervals", 3)],
 )
 def test_no_margin_of_an_encoder_is_above_the_truth(way: str, depth: int) -> None:
     """Stacks of layers with LayerNorm or RMSNorm; ``python -m tests.soundness`` has more of them."""

@@ -105,9 +105,9 @@ def test_a_first_look_at_a_large_network_starts_no_walks(monkeypatch):
     x = torch.from_numpy(rng.normal(size=(1, *graph.input_shape)))
     walked, start = [], walks.linear_walks
 
-    def watched(work, method, instances=None):
+    def watched(work, method, *args, **settings):
         walked.append(type(method))
-        return start(work, method, instances)
+        return start(work, method, *args, **settings)
 
     monkeypatch.setattr(walks, "worth_balls", lambda bounds: True)
     monkeypatch.setattr(walks, "linear_walks", watched)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+# Ways that leave no choices: their rows are claimed by plain walks, which may fall short of what they proved.
+_PLAIN = (None, "linear", "contracted", "affine forms", "quadratic forms", "factors that move together")
 # What proves rivals with rectifiers that are bent.
 _BENT = ("second order, gradient", "second order, bent rectifiers")
 # What a row must gain on an end of a range to be worth its steps.
@@ -143,11 +145,7 @@ def _lead(
             found = SecondOrder.claimed(proof, [logits]).sign(logits, label == 1)
         return _verdict(found)
     margins = lead(proof, logits, label, rivals)
-    plain = [
-        i
-        for i, k in enumerate(rivals)
-        if (hows or {}).get(k) in (None, "linear", "contracted", "affine forms", "quadratic forms")
-    ]
+    plain = [i for i, k in enumerate(rivals) if (hows or {}).get(k) in _PLAIN]
     margins[plain] = proof.claim_lead(logits, label, [rivals[i] for i in plain], contracted)
     if followed is not None and stepped:
         _, apart = chosen[stepped[0]]  # the same for all

@@ -294,13 +294,13 @@ class LinearBounds:
         return below, above
 
     def parallel(self, index: int, coefficients: Tensor) -> tuple[Claim, Tensor]:
-        """Claims on ``<coefficients [S, 1, *shape], node>`` of one instance, with only the input pending, and noise.
+        """Claims on ``<coefficients [S, B or 1, *shape], node>`` with only the input pending, and noise.
 
-        What activations add to their lines is ``[S, n]`` times n numbers between -1 and 1, the same for all claims.
+        What activations add to their lines is ``[S, B, n]`` times n numbers between -1 and 1, the same for all claims.
         """
         walk = _Parallel(self)
         claim = walk.back(Claim.on(index, coefficients))
-        return claim, torch.cat((coefficients.new_zeros(len(coefficients), 0), *walk.noise), 1)
+        return claim, torch.cat((coefficients.new_zeros(len(coefficients), self.size, 0), *walk.noise), 2)
 
     def input_minimum(self, claim: Claim) -> Tensor:
         """The bound that the region gives and, for a walk that ended before the input, what is known of nodes there."""
@@ -362,7 +362,7 @@ class _Parallel(LinearWalk):
 
     def __init__(self, bounds: LinearBounds) -> None:
         super().__init__(bounds)
-        self.noise: list[Tensor] = []  # what every row is moved by, [S, noise]
+        self.noise: list[Tensor] = []  # what every row is moved by, [S, B, noise]
 
     def step(self, index: int, A: Tensor) -> Step:
         node, bounds = self.bounds.graph.nodes[index], self.bounds
@@ -370,9 +370,8 @@ class _Parallel(LinearWalk):
             return super().step(index, A)
         (before,) = node.inputs
         rate, middle, radius = parallel_band(node.operator, *bounds.interval(before, node.operator))
-        flat = A.flatten(2)[:, 0]
-        noisy = radius.flatten() > 0
-        self.noise.append(flat[:, noisy] * radius.flatten()[noisy])
+        noisy = (radius > 0).flatten(1).any(0)
+        self.noise.append(A.flatten(2)[..., noisy] * radius.flatten(1)[:, noisy])
         shift = A * middle
         # A product for the slope and one for the constant, a sum over all entries.
         cost = bounds.share(1) * rate.abs() * bounds.sizes(before) + bounds.share(math.prod(node.shape)) * middle.abs()

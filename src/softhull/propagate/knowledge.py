@@ -20,7 +20,7 @@ T = TypeVar("T")
 Facts = dict[str, dict[int, Any]]
 
 # Relaxations are made of intervals and differences, at little cost.
-_RELAXATIONS = ("lines", "planes", "mixed planes")
+_RELAXATIONS = ("lines", "planes", "mixed planes", "remainders")
 
 
 class Knowledge:

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from ..graph.operator import Bilinear, Interval
 from ..graph.ops.matmul import MatMul
+from ..graph.ops.softmax import Softmax
 from ..graph.rounding import largest
 from . import contraction
 from .free import Free
 from .rules import Backs, step
+from .scalar_products import are_pairs, remainders
 from .spread import spread
 
 if TYPE_CHECKING:
@@ -47,6 +49,20 @@ def _(operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, contract:
     return sums, constant
 
 
+def prepare_jointly(bounds: LinearBounds) -> None:
+    """Find what walks that take factors together need, first to last and once for all rows that are walked later."""
+    for index, node in enumerate(bounds.graph.nodes):
+        if isinstance(node.operator, Softmax):
+            bounds.interval(index)
+            bounds.differences(index)
+        elif are_pairs(bounds, index):
+            remainders(bounds, index)
+        elif not contraction.is_mixed(bounds, index) and (side := _probabilities(bounds, index)) is not None:
+            masked = bounds.structure.masked(node.inputs[side]) is not None
+            if not masked:
+                spread(bounds, node.inputs[1 - side], flipped=side == 1)
+
+
 def _probabilities(bounds: LinearBounds, index: int) -> int | None:
     """Which factor of a product holds probabilities, row by row, that mix the lines of the other; None: neither."""
     node = bounds.graph.nodes[index]
@@ -71,7 +87,10 @@ def _term_by_term(operator: Bilinear, bounds: LinearBounds, index: int, C: Tenso
     mixing = _probabilities(bounds, index) if bounds.joint and free is None else None
     if mixing is not None and shut[mixing] is None:
         return _mixed_lines(operator, bounds, index, C, mixing, *intervals)
-    backs, constant = planes_below(operator, bounds, index, C, free, *intervals)
+    together = bounds.joint and free is None and are_pairs(bounds, index)
+    most = remainders(bounds, index) if together else None
+    x, y = intervals
+    backs, constant = planes_below(operator, bounds, index, C, free, x, y, most)
     for side, masked in enumerate(shut):
         if masked is not None:
             backs = tuple(back * ~masked if i == side else back for i, back in enumerate(backs))
@@ -115,9 +134,19 @@ def _mixed_lines(
 
 
 def planes_below(
-    operator: Bilinear, bounds: LinearBounds, index: int, C: Tensor, free: Free | None, x: Interval, y: Interval
+    operator: Bilinear,
+    bounds: LinearBounds,
+    index: int,
+    C: Tensor,
+    free: Free | None,
+    x: Interval,
+    y: Interval,
+    most: Tensor | None = None,
 ) -> Backs:
-    """One pair of McCormick planes per scalar product, mixed per output entry and shared along the inner dimension."""
+    """One pair of McCormick planes per scalar product, mixed per output entry and shared along the inner dimension.
+
+    ``most``: at most how far every entry is from its tangent at the centres, which is what equal weights make of them.
+    """
     node = bounds.graph.nodes[index]
     (lx, ux), (ly, uy) = x, y
 
@@ -140,7 +169,11 @@ def planes_below(
         # Equal weights: the tangent of the product at the centre, and the product of the half-widths as remainder.
         rx, ry = (ux - lx) / 2, (uy - ly) / 2
         mx, my = lx + rx, ly + ry
-        constant = inner(C, mx, my) + inner(C.abs(), rx, ry) + charge()
+        constant = inner(C, mx, my) + charge()
+        if most is None:
+            constant = constant + inner(C.abs(), rx, ry)
+        else:
+            constant = constant + bounds.charge(C, torch.minimum(operator.value(rx, ry), most))
         return (pull(C, 0, my), pull(C, 1, mx)), -constant
     default = C.new_full((2, C.shape[0], bounds.size, *C.shape[2:]), bounds.method.mixture)
     # below: weight of the lower plane through (lx, ly); above: weight of the upper plane through (lx, uy).

@@ -25,6 +25,7 @@ from ..graph.ops.softmax import Softmax
 from ..graph.ops.transpose import Transpose
 from . import contraction, products, rules
 from . import softmax_steps as softmaxes
+from .scalar_products import are_pairs, remainders
 
 if TYPE_CHECKING:
     from .crown import LinearBounds
@@ -148,9 +149,14 @@ def _(operator: Elementwise, bounds: LinearBounds, index: int, A: Tensor, where:
 def _(operator: MatMul, bounds: LinearBounds, index: int, A: Tensor, where: Some) -> Found | None:
     inputs, rank, axis = bounds.graph.nodes[index].inputs, len(operator.left), where.axis
     masked = any(bounds.structure.masked(i) is not None for i in inputs)
-    plain = rank >= 2 and operator.left[:-2] == operator.right[:-2] and not masked and not bounds.joint
+    plain = rank >= 2 and operator.left[:-2] == operator.right[:-2] and not masked
     if not plain or (bounds.method.simplex and contraction.is_mixed(bounds, index)):
         return None
+    most = None
+    if bounds.joint:
+        if not are_pairs(bounds, index):
+            return None
+        most = where.of(remainders(bounds, index), 1)
     # Rows are those of the left factor, columns those of the right one, of which all the others are mixed.
     cut = (axis != rank - 1, axis != rank - 2)
     x, y = (
@@ -158,7 +164,7 @@ def _(operator: MatMul, bounds: LinearBounds, index: int, A: Tensor, where: Some
         for i, there in zip(inputs, cut)
     )
     small = MatMul(tuple(x[0].shape[1:]), tuple(y[0].shape[1:]))
-    backs, constant = products.planes_below(small, bounds, index, A, None, (x[0], x[1]), (y[0], y[1]))
+    backs, constant = products.planes_below(small, bounds, index, A, None, (x[0], x[1]), (y[0], y[1]), most)
     return [(back, where if there else None) for back, there in zip(backs, cut)], constant
 
 

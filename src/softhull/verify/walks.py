@@ -29,6 +29,7 @@ from ..propagate.crown import LinearBounds
 from ..propagate.knowledge import Knowledge
 from ..propagate.methods import Auto, FirstLook, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
+from ..propagate.products import prepare_jointly
 from ..propagate.quadratic_forms import known_by_quadratic_forms, output_form, worth_quadratic_forms
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
@@ -54,6 +55,7 @@ LINEAR, CONTRACTED, GRADIENT, QUADRATIC, FITTED = "linear", "contracted", "gradi
 ASCENDED, BENT = "second order, gradient", "second order, bent rectifiers"
 FUNCTIONS = "functions between activations"
 FORMS, SQUARES = "affine forms", "quadratic forms"
+SPREAD = "factors that move together"
 # Entries of all nodes up to which functions between activations are looked at without being asked to hurry.
 SMALL = 1 << 13
 # What activations lose is looked at alone where it is this share of all.
@@ -82,6 +84,8 @@ def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
             return
     walks = linear_walks(work, method)
     yield walks
+    if isinstance(method, Linear) and not isinstance(method, FirstLook):
+        yield from by_spread(work, method, walks)
     if method.contract:
         yield walks.among(work.open(), CONTRACTED)
     work.attack_open()
@@ -118,8 +122,9 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     walks = linear_walks(work, second.linear)
     yield walks
     work.attack_open()
-    before = work.claims.least(work.found)
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
+    yield from by_spread(work, second.linear, walks, ends=True)
+    before = work.claims.least(work.found)
     if work.claims.ends and work.effort.deadline < math.inf:  # a time limit says that somebody waits
         yield from by_functions(work, walks)
     yield from second_order(work, walks, second, curved, method.optimize > 0)
@@ -258,6 +263,29 @@ def by_functions(work: Work, walks: Walks) -> Iterator[Walks]:
         yield Shortened(walks.graphs, left, walks.among(left).bounds, (FUNCTIONS,))
 
 
+def by_spread(work: Work, method: Linear, walks: Walks, ends: bool = False) -> Iterator[Walks]:
+    """The same walks once more, with products by how the lines of their factors move together.
+
+    Only where products and probabilities lose more than what is missing. Other stages do not build on it, as tighter
+    intervals lead gradient steps and fits elsewhere, not always to better bounds. ``ends``: nor do rows that it leaves
+    open change, so that those that are dear are tried in the order they have without it. There is no certificate of
+    what it proves: runs that keep proofs do without it.
+    """
+    if work.effort.proofs or not (work.claims.ends and networks_of(work).products) or len(walks.graphs) != 1:
+        return
+    claims, (bounds,) = cast("Margins", work.claims), walks.bounds
+    row, instance = claims.worst_rows(work.found)
+    here = torch.isin(instance, walks.instances)
+    row, instance = row[here], instance[here]
+    found = account(bounds, claims.rows[row, instance].reshape(-1, *bounds.graph.output_shape), walks.places(instance))
+    lost, missing = found.lost((Bilinear, Softmax), (Normalized,)), claims.offsets[row, instance] - found.bound
+    left = instance[~(lost <= missing)].sort().values  # a loss that is not a number says nothing against trying
+    if len(left):
+        again = linear_walks(work, replace(method, contract=False), left, joint=True)
+        kind = Proving if ends else Walks
+        yield kind(again.graphs, left, again.bounds, (SPREAD,))
+
+
 def second_order(
     work: Work, walks: Walks, method: SecondOrder, among: Tensor | None = None, ascend: bool = False
 ) -> Iterator[Walks]:
@@ -314,8 +342,11 @@ def by_gradient(work: Work, method: Linear, walks: Walks | None, among: Tensor |
         yield replace(tightened.knowing(better, work.found.worst[left]), kept=kept)
 
 
-def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None) -> Walks:
-    """Linear walks for some instances; where they are not named, a first look at all."""
+def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = None, joint: bool = False) -> Walks:
+    """Linear walks for some instances; where they are not named, a first look at all.
+
+    ``joint``: products know how the lines of their factors move together.
+    """
     here, region = work.instances if instances is None else instances, work.problem.region
     whole = len(here) == region.size
     region = region if whole else region.take(here)
@@ -323,13 +354,15 @@ def linear_walks(work: Work, method: Linear | Paper, instances: Tensor | None = 
     known = work.found.knowledge or tuple(Knowledge(each.structure) for each in graphs)
     for each, start in zip(graphs, known):
         start = (start if whole else start.take(here)).handed_on()
-        bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline, start)
+        bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline, start, joint)
         bounds.check_time()
         bounds.prepare(len(each.graph.nodes) - 1)
         for index in each.softmaxes:
             bounds.differences(index)
+        if joint:
+            prepare_jointly(bounds)
         found.append(bounds)
-    if whole:
+    if whole and not joint:
         work.found.knowledge = tuple(bounds.knowledge.handed_on() for bounds in found)
     walks = Walks(graphs, here, tuple(found), (LINEAR,), instances is None)
     return walks.knowing(found, work.found.worst[here])
@@ -471,6 +504,23 @@ class Walks:
     def choices(self, places: Tensor) -> dict[str, Any]:
         """What was chosen for some of the instances, for certificates."""
         return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Proving(Walks):
+    """Walks that say nothing of a row that they do not prove."""
+
+    def lower(
+        self,
+        way: str,
+        rows: Tensor,
+        places: Tensor | None = None,
+        target: Tensor | None = None,
+        number: int = 0,
+    ) -> Tensor:
+        assert target is not None
+        found = super().lower(way, rows, places, target, number)
+        return torch.where(found > target, found, -math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -683,6 +733,6 @@ def instances_together(bounds: LinearBounds) -> int:
 
 def _pairs_together(bounds: LinearBounds, way: str) -> int:
     """How many (row, instance) pairs to walk for at once; all but linear walks have some thousand factors each."""
-    if way == LINEAR:
+    if way in (LINEAR, SPREAD):
         return max(1, bounds.memory // (8 * bounds.structure.width(len(bounds.graph.nodes) - 1)))
     return max(1, (32 * bounds.memory) // (8 * 1024 * bounds.structure.volume(len(bounds.graph.nodes) - 1)))
