@@ -393,15 +393,16 @@ class QuadraticForms(Zonotopes):
         self._metrics = torch.cat((self._metrics, metrics))
         self._sizes = torch.cat((self._sizes, sizes * (1 + self.share(8))))
 
-    def _with_group(
-        self, form: AffineForm, linear: Tensor, entries: Tensor, matrix: Tensor, most: Tensor
-    ) -> AffineForm:
-        """A form plus, in some ``entries``, linear functions ``[entries, n]`` times one number below the matrix."""
-        n = linear.shape[-1]
-        self._groups.append((len(self._metrics), matrix / most * (1 + self.share(4))))
-        self._keep(self._metrics.new_zeros(n, *self._metrics.shape[1:]))
-        own = form.slope.new_zeros(n, form.centre.numel())
-        own[:, entries] = linear.T * most * (1 + self.share(4))
+    def _with_groups(self, form: AffineForm, groups: list[Group]) -> AffineForm:
+        """A form plus, for every group, linear functions ``[entries, n]`` of some entries times one number."""
+        if not groups:
+            return form
+        n = len(self.moving)
+        own = form.slope.new_zeros(len(groups) * n, form.centre.numel())
+        for k, (entries, linear, matrix, most) in enumerate(groups):
+            self._groups.append((len(self._metrics) + k * n, matrix / most * (1 + self.share(4))))
+            own[k * n : (k + 1) * n, entries] = linear.T * most * (1 + self.share(4))
+        self._keep(self._metrics.new_zeros(len(own), *self._metrics.shape[1:]))
         return AffineForm(form.centre, self._with_rows(form.slope, own.unflatten(1, form.centre.shape[1:])), form.error)
 
     def _with_ball(self, form: AffineForm, entries: Tensor) -> AffineForm:
@@ -530,9 +531,7 @@ class QuadraticForms(Zonotopes):
             beside.append(found[1])
             grouped += [(group * rows * width + entries, a, u, m) for entries, a, u, m in found[2]]
         form = self._plus(form, _squares(torch.cat(square)))
-        for entries, linear, matrix, most in grouped:
-            form = self._with_group(form, linear, entries, matrix, most)
-        return self._with_numbers(form, torch.cat(beside))
+        return self._with_numbers(self._with_groups(form, grouped), torch.cat(beside))
 
     def _sums(self, x: Rest, y: Rest, sizes: tuple[int, int, int], grouped: bool) -> tuple[Tensor, Tensor, list[Group]]:
         """Sums over k of products of entries ``x [rows k]`` and ``y [columns k]`` without their centres.
@@ -682,11 +681,12 @@ class QuadraticForms(Zonotopes):
                 form = self._with_ball(form, entries)
                 inner[entries] = 0.0
         dear = trace(outer).new_zeros(r.centre.numel()).index_add(0, row, trace(outer))
-        for k in (dear > _GROUPED * dear.sum()).nonzero()[:, 0].tolist():
+        groups: list[Group] = []
+        for k in ((dear > _GROUPED * dear.sum()) & (y.reach > 0)).nonzero()[:, 0].tolist():
             entries = (row == k).nonzero()[:, 0]
-            if float(y.reach[k]) > 0:
-                form = self._with_group(form, x.linear[entries], entries, y.beside[k], y.reach[k])
-                outer[entries] = 0.0
+            groups.append((entries, x.linear[entries], y.beside[k], y.reach[k]))
+            outer[entries] = 0.0
+        form = self._with_groups(form, groups)
         return self._with_numbers(form, inner + outer)
 
     @rule.register
