@@ -15,6 +15,7 @@ from softhull.graph.builder import GraphBuilder
 from softhull.graph.graph import Graph
 from softhull.graph.ops.normalize import Normalized
 from softhull.graph.ops.relu import Relu
+from softhull.graph.ops.softmax import Softmax
 from softhull.propagate import quadratic_forms
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
@@ -168,6 +169,39 @@ def test_parabolas_are_above_and_below_rectifiers() -> None:
     touch, bend = forms._touching(at, low, high, squares)
     s = -low + (low + high) * torch.linspace(0, 1, 201, dtype=torch.float64)[:, None]
     assert bool((s + bend * (s - touch).square() >= s.abs() * (1 - 1e-15)).all())
+
+
+@pytest.mark.parametrize("scale", [1e-165, 1e-160, 1e-130, 1e140])
+def test_numbers_whose_squares_vanish(scale: float) -> None:
+    """Rectifiers of tiny or huge numbers, brought back: what is said of them holds, or there are no forms."""
+    rng = np.random.default_rng(3)
+    b = GraphBuilder((1, 4))
+    weights = torch.from_numpy(rng.normal(size=(4, 6)))
+    y = b.scale(b.elementwise(Relu(), b.scale(b.linear(-1, weights), scale, 0.0)), 1 / scale, 0.0)
+    graph = b.finish(b.linear(y, torch.from_numpy(rng.normal(size=(6, 2)))))
+    region = Perturbation(0.5).around(torch.from_numpy(rng.normal(size=(1, 1, 4))))
+    try:
+        assert violations(graph, region, 3) == 0
+    except NoAffineForms:
+        assert scale < 1e-140 or scale > 1e139
+
+
+def test_probabilities_far_below_others() -> None:
+    """The exponent of a logit hundreds below the largest is rounded by itself, against sixty digits."""
+    b = GraphBuilder((1, 3))
+    graph = b.finish(
+        b.elementwise(Softmax(1), b.scale(-1, 1.0, torch.tensor([0.0, 0.25, -520.0], dtype=torch.float64)))
+    )
+    region = Perturbation(1e-8).around(torch.zeros(1, 1, 3, dtype=torch.float64))
+    forms = output_form(LinearBounds(graph, region, Linear()))
+    C = torch.tensor([[[[0.0, 0.0, 1.0]]], [[[0.0, 0.0, -1.0]]]], dtype=torch.float64)
+    low, high = (Decimal(end) for end in (forms.least(C)[:, 0] * torch.tensor([1.0, -1.0])).tolist())
+    with localcontext(prec=60):
+        eps = [Decimal(sign * 1e-8) for sign in (-1, 1)]
+        shift = (Decimal(0), Decimal("0.25"), Decimal(-520))
+        for e in eps:
+            terms = [(part + e * (-1 if k < 2 else 1)).exp() for k, part in enumerate(shift)]
+            assert low <= terms[2] / sum(terms) <= high
 
 
 def test_traces_are_means_over_corners() -> None:

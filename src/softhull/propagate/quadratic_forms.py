@@ -44,7 +44,7 @@ from .zonotopes import Zonotopes, worth_forms
 # Inputs that move of which all products are kept.
 _INPUTS = 64
 # Factorisations spent on one end of a range, problems worked on at once.
-_STEPS, _TOGETHER = 6, 2048
+_STEPS, _TOGETHER = 12, 2048
 # Rows of logits with more pairs than this are told apart by both ends alone.
 _PAIRS = 1 << 13
 # What is at least this share of a product gets a group of numbers, the rest one number an entry.
@@ -54,6 +54,8 @@ _GROUPED = 0.1
 _HOPELESS, _ROUND = 2.0, 1.25
 # Rows of logits that move further than this against each other are of no use for parabolas.
 _WIDE = 16.0
+# Squares of smaller numbers lose digits, or all of them.
+_SMALLEST = 1e-140
 # Touching points of parabolas above a rectifier that are tried, between 0 and the farther end.
 _TOUCHING = 33
 
@@ -167,7 +169,9 @@ class QuadraticForms(Zonotopes):
         sizes = C.abs() @ form.size(self.basis).flatten()
         slope = (form.slope.flatten(2)[0] @ C.T)[None]
         found = self._range(self._rest(AffineForm(centre[None], slope, error[None])))[0]
-        return (centre + found - error - self.share(C.shape[1] + form.slope.shape[1]) * (sizes + found.abs()))[:, None]
+        return (centre + found - error - self.share(C.shape[1] + form.slope.shape[1]) * (sizes + error + found.abs()))[
+            :, None
+        ]
 
     def interval(self, index: int) -> Interval:
         form, rest = self._forms[index], self.rest(index)
@@ -251,6 +255,7 @@ class QuadraticForms(Zonotopes):
         both = (squares * most * mean).sqrt()
         rate = (most * mean / squares).sqrt()
         good = (both < far * mean) & (rate > 0) & (rate < math.inf) & (most / rate < math.inf)
+        good &= squares > underflow(squares.dtype) / torch.finfo(squares.dtype).eps  # which has all its digits
         up = 1 + self.share(8)
         return torch.where(good, rate / 2 * up, 0.0), torch.where(good, most / (2 * rate) * up, far * up)
 
@@ -403,7 +408,8 @@ class QuadraticForms(Zonotopes):
             self._groups.append((len(self._metrics) + k * n, matrix / most * (1 + self.share(4))))
             own[k * n : (k + 1) * n, entries] = linear.T * most * (1 + self.share(4))
         self._keep(self._metrics.new_zeros(len(own), *self._metrics.shape[1:]))
-        return AffineForm(form.centre, self._with_rows(form.slope, own.unflatten(1, form.centre.shape[1:])), form.error)
+        error = form.error + self.share(4) * own.abs().sum(0).reshape(form.error.shape)
+        return AffineForm(form.centre, self._with_rows(form.slope, own.unflatten(1, form.centre.shape[1:])), error)
 
     def _with_ball(self, form: AffineForm, entries: Tensor) -> AffineForm:
         """A form whose ``entries`` are anything in the ball around zero that normalised rows do not leave."""
@@ -450,6 +456,8 @@ class QuadraticForms(Zonotopes):
         form, rest = self.form(before), self.rest(before)
         c, (lower, upper) = form.centre.flatten(), (t.flatten() for t in self.bounds.interval(before))
         bends = (lower < 0) & (upper > 0)
+        if bool((bends & (upper - lower < _SMALLEST)).any()):
+            raise NoAffineForms("rectifiers of numbers whose squares vanish")
         rising = torch.where(lower >= 0, 1.0, 0.0)
         turn = torch.where(c >= 0, 1.0, -1.0)
         at, low, high = c.abs(), torch.where(turn > 0, -lower, upper), torch.where(turn > 0, upper, -lower)
@@ -490,10 +498,11 @@ class QuadraticForms(Zonotopes):
     def _touching(self, at: Tensor, low: Tensor, high: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
         """Where a parabola above ``|s|`` touches s, and how it is bent, such that it is lowest on average."""
         far = torch.maximum(high, low)
-        best, touch, bend = torch.full_like(at, math.inf), far, far
+        best = bend = torch.full_like(at, math.inf)
+        touch = far
         for share in torch.linspace(1 / _TOUCHING, 1, _TOUCHING).tolist():
             b = share * far
-            k = torch.where(b >= low, 2 * low / (b + low).square(), 1 / (2 * b)) * (1 + self.share(4))
+            k = torch.where(b >= low, 2 / (b + low) * (low / (b + low)), 1 / (2 * b)) * (1 + self.share(4))
             cost = k * ((at - b).square() + squares)
             better = cost < best
             best, touch = torch.where(better, cost, best), torch.where(better, b, touch)
@@ -755,6 +764,7 @@ class QuadraticForms(Zonotopes):
         over, half = self._curved(rest, *(b.flatten() for b in bend))
         scale, far = p * m.exp(), largest(low, high) + error
         paid = error * (1 + bend[1] * (2 * far + error)) + cost * (1 + size + far + bend[1] * far.square())
+        paid = paid + self.share(4) * (at.amax(-1, keepdim=True) - at)  # exponents of probabilities are rounded
         found = AffineForm(scale, scale[:, None] * slope, paid * scale * (1 + cost))
         over, half = _times(scale.flatten(), over), _times(scale.flatten() * (1 + cost), half)
         half[:, 0, 0] += cost * over.abs().sum((-1, -2))
