@@ -30,7 +30,7 @@ from ..graph.ops.matmul import MatMul
 from ..graph.ops.normalize import InverseDeviation, Normalized
 from ..graph.ops.relu import Relu
 from ..graph.ops.softmax import Softmax
-from ..graph.rounding import euclidean, largest, underflow
+from ..graph.rounding import euclidean, largest, ulps, underflow
 from .crown import LinearBounds
 from .normalize import walked_mean_square
 from .second_order.affine_form import AffineForm, worth_noise
@@ -255,7 +255,7 @@ class QuadraticForms(Zonotopes):
         both = (squares * most * mean).sqrt()
         rate = (most * mean / squares).sqrt()
         good = (both < far * mean) & (rate > 0) & (rate < math.inf) & (most / rate < math.inf)
-        good &= squares > underflow(squares.dtype) / torch.finfo(squares.dtype).eps  # which has all its digits
+        good &= squares > underflow(squares.dtype) / ulps(1, squares.dtype)  # which has all its digits
         up = 1 + self.share(8)
         return torch.where(good, rate / 2 * up, 0.0), torch.where(good, most / (2 * rate) * up, far * up)
 
@@ -826,8 +826,6 @@ def _curvature(t: Tensor, sign: int) -> Tensor:
     series, left = 0.5 + t / 6 + t.square() / 24, t.abs() ** 3 / 100
     safe = torch.where(small, 1.0, t)
     whole = (safe.expm1() - safe) / safe.square()
-    eps = torch.finfo(t.dtype).eps
-    error = torch.where(small, left, 8 * eps * (safe.expm1().abs() + safe.abs()) / safe.square()) + 8 * eps * (
-        1 + whole
-    )
+    cost = ulps(8, t.dtype)
+    error = torch.where(small, left, cost * (safe.expm1().abs() + safe.abs()) / safe.square()) + cost * (1 + whole)
     return (torch.where(small, series, whole) + sign * error).clamp(min=0)
