@@ -32,7 +32,6 @@ from ..graph.ops.relu import Relu
 from ..graph.ops.softmax import Softmax
 from ..graph.rounding import euclidean, largest, ulps, underflow
 from .crown import LinearBounds
-from .normalize import walked_mean_square
 from .second_order.affine_form import AffineForm, worth_noise
 from .second_order.dual import Pursuit, bound
 from .second_order.quadratic import DenseQuadratic
@@ -614,17 +613,14 @@ class QuadraticForms(Zonotopes):
         off = mean.error + self.share(4) * (mean.centre.abs() + largest(low, high))
         low, high = mean.centre + low - off, mean.centre + high + off
         least, most = operator.mean_square(*self.bounds.interval(before))
-        if self.walked:
-            least, most = walked_mean_square(operator, self.bounds, index)
         low, high = torch.maximum(low, least), torch.minimum(high, most)
         low, high = torch.minimum(low, high).clamp(min=0), torch.maximum(low, high).clamp(min=0)
         self._know("mean square", index, (low, high))
         # With s and t the roots of a mean square and of that at the centre, 1 / s is its tangent plus k times the
         # square of the difference, k = (s + 2 t) / (2 s t^3 (s + t)^2), which falls with s.
-        t = (mean.centre.clamp(min=0) + operator.epsilon).sqrt()
-        shift = mean.centre.clamp(min=0) - mean.centre  # rounding may have put the centre below 0
-        if bool((shift > 0).any()):
+        if bool((mean.centre < 0).any()):  # by rounding
             raise NoAffineForms("a mean square is all but zero")
+        t = (mean.centre + operator.epsilon).sqrt()
         bend = [
             (s + 2 * t) / (2 * s * t**3 * (s + t).square())
             for s in ((v + operator.epsilon).sqrt() for v in (high, low))
