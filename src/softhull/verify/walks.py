@@ -236,7 +236,7 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
     left = torch.cat([*left_out, work.instances[:0]])
     work.instances = work.open()
     if len(left):
-        work.note(left[torch.isin(left, work.instances)].tolist(), "affine forms only: other walks would take minutes")
+        work.note(left[torch.isin(left, work.instances)].tolist(), "forms only: other walks would take minutes")
         work.attack_open()
         work.instances = work.instances[~torch.isin(work.instances, left)]
 
