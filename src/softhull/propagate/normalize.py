@@ -9,6 +9,7 @@ normalised vector still has at most the length ``sqrt(d)``, and so ``|C . y| <= 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,8 +52,16 @@ def _mean_square(operator: InverseDeviation, bounds: LinearBounds, index: int) -
     return bounds.knowledge.find("mean square", index, lambda: walked_mean_square(operator, bounds, index))
 
 
-def walked_mean_square(operator: InverseDeviation, bounds: LinearBounds, index: int) -> Interval:
-    """The range of the mean square by one walk for every row and side, met with that over the box."""
+def walked_mean_square(
+    operator: InverseDeviation,
+    bounds: LinearBounds,
+    index: int,
+    by: Callable[[int, Tensor], Tensor] | None = None,
+) -> Interval:
+    """The range of the mean square by one walk for every row and side, met with that over the box.
+
+    ``by``: what bounds rows of a node from below, if not walks to the input.
+    """
     node = bounds.graph.nodes[index]
     before = node.inputs[0]
     lower, upper = bounds.interval(before)
@@ -66,7 +75,7 @@ def walked_mean_square(operator: InverseDeviation, bounds: LinearBounds, index: 
     for part in pieces(positions(unit), max(1, bounds.chunk(before) // 2)):
         bounds.check_time()
         C = torch.cat((unit[part] * around.below, -unit[part] * around.above))
-        found = bounds.lower(before, C)
+        found = bounds.lower(before, C) if by is None else by(before, C)
         below, above = found[: len(part)], -found[len(part) :]
         offsets = [end.flatten(1).T[part] for end in (around.below_offset, around.above_offset)]
         cost = bounds.share(1)

@@ -19,7 +19,7 @@ of which the one with the smaller mean over the corners is taken: that of the ma
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatchmethod
 
 import torch
@@ -28,16 +28,29 @@ from torch import Tensor
 from ..graph.operator import Affine, Interval, Operator
 from ..graph.ops.matmul import MatMul
 from ..graph.ops.normalize import InverseDeviation, Normalized
+from ..graph.ops.product import Product
 from ..graph.ops.relu import Relu
 from ..graph.ops.softmax import Softmax
 from ..graph.rounding import euclidean, largest, ulps, underflow
-from .crown import LinearBounds
+from .crown import LinearBounds, LinearWalk
+from .normalize import walked_mean_square
+from .parabolas import (
+    EXPONENTIAL,
+    LOGARITHM,
+    WORST,
+    Parabola,
+    Parabolas,
+    inverse_root,
+    rectifier_parabolas,
+    sigmoid_parabolas,
+)
 from .second_order.affine_form import AffineForm, worth_noise
 from .second_order.dual import Pursuit, bound
 from .second_order.quadratic import DenseQuadratic
 from .second_order.rules import NoAffineForms
 from .shadow import Shadow, moving_inputs
 from .structure import pieces, positions
+from .walk import Claim
 from .zonotopes import Zonotopes, worth_forms
 
 # Inputs that move of which all products are kept.
@@ -53,10 +66,10 @@ _GROUPED = 0.1
 _HOPELESS, _ROUND = 2.0, 1.25
 # Rows of logits that move further than this against each other are of no use for parabolas.
 _WIDE = 16.0
+# Sums of entries that are bounded at once by the forms of a node.
+_FEW = 64
 # Squares of smaller numbers lose digits, or all of them.
 _SMALLEST = 1e-140
-# Touching points of parabolas above a rectifier that are tried, between 0 and the farther end.
-_TOUCHING = 33
 
 
 # Linear functions in some entries times one number, what bounds that, and its largest value.
@@ -91,7 +104,8 @@ class Rest:
     """Entries ``[E]`` of a form without their centres: ``a . t + t'H t + noise``, with ``|noise| <= N(t)``.
 
     ``linear [E, n]``, ``square [E, n, n]``, ``noise [E, q, q]`` over ``(1, t)``; ``beside [E, q, q]`` bounds all but
-    the linear part, which is at most ``far [E]``, and ``reach [E]`` bounds that.
+    the linear part, which is at most ``far [E]``, and ``reach [E]`` bounds that; where there is a ``shift [E]``, they
+    bound its distance from that.
     """
 
     linear: Tensor
@@ -100,9 +114,13 @@ class Rest:
     beside: Tensor
     far: Tensor
     reach: Tensor
+    shift: Tensor | None = None
 
     def __getitem__(self, entries: Tensor) -> Rest:
-        return Rest(*(getattr(self, name)[entries] for name in self.__dataclass_fields__))
+        assert self.shift is None
+        return Rest(
+            *(each[entries] for each in (self.linear, self.square, self.noise, self.beside, self.far, self.reach))
+        )
 
     @property
     def mean(self) -> Tensor:
@@ -111,8 +129,12 @@ class Rest:
 
     @property
     def outer(self) -> Tensor:
-        """The squares of the linear parts, as matrices over ``(1, t)``."""
-        return _outer(self.linear, self.linear)
+        """The squares of the linear parts, with what they are shifted by, as matrices over ``(1, t)``."""
+        found = _outer(self.linear, self.linear)
+        if self.shift is not None:
+            found[:, 0, 1:] = found[:, 1:, 0] = self.shift[:, None] * self.linear
+            found[:, 0, 0] = self.shift.square()
+        return found
 
 
 def trace(matrices: Tensor) -> Tensor:
@@ -126,7 +148,7 @@ class QuadraticForms(Zonotopes):
     tensors = 4 * Zonotopes.tensors
 
     def __init__(self, bounds: LinearBounds) -> None:
-        super().__init__(bounds)
+        super().__init__(bounds, walked=True)
         n = len(self.moving)
         self.rows, self.columns = torch.triu_indices(n, n, device=self.centre.device)
         # Of fresh numbers: what bounds them [k, q, q] (zero for those in groups), and the sums of its entries [k].
@@ -138,9 +160,11 @@ class QuadraticForms(Zonotopes):
         self.count = n + len(self.rows)
         nodes, structure = self.graph.nodes, bounds.structure
         read = {structure.source(i) for node in nodes if not isinstance(node.operator, Affine) for i in node.inputs}
-        self._told = (
-            read | {i for i, node in enumerate(nodes) if not isinstance(node.operator, Affine)} | {len(nodes) - 1}
-        )
+        self._told = read | {len(nodes) - 1}
+        # Sets of nodes that all later ones are made of, since the last rows of probabilities, and those among them that
+        # are at hand for that alone.
+        self._cuts: list[set[int]] = []
+        self._late: set[int] = set()
         self._read = {structure.source(i) for node in nodes if isinstance(node.operator, Softmax) for i in node.inputs}
 
     # What forms say
@@ -155,22 +179,64 @@ class QuadraticForms(Zonotopes):
         found = self._rests[source]
         return found if source == index else found[self.bounds.structure.order(index).to(self.centre.device)]
 
+    def add(self, index: int) -> None:
+        super().add(index)
+        nodes = self.graph.nodes
+        if isinstance(nodes[index].operator, Affine):
+            return
+        cut = {i for later in nodes[index + 1 :] for i in later.inputs if i <= index} or {index}
+        self._cuts = [cut] if isinstance(nodes[index].operator, Softmax) else [*self._cuts, cut]
+        room = self.tensors * self.bounds.memory
+        while self._cuts and sum(self._forms[i].slope.nbytes for i in set.union(*self._cuts)) > room:
+            self._cuts = self._cuts[1:]
+        for i in self._late - set().union(*self._cuts):
+            self._late.remove(i)
+            self.forget(i)
+
     def forget(self, index: int) -> None:
+        if any(index in cut for cut in self._cuts):
+            self._late.add(index)
+            return
         super().forget(index)
         left = {self.bounds.structure.source(i) for i in self._forms}
         self._rests = {i: rest for i, rest in self._rests.items() if i in left}
 
-    def least(self, rows: Tensor) -> Tensor:
-        """Lower bounds ``[S, 1]`` on ``<rows [S, 1, *shape], output>``."""
-        form = self._forms[len(self.graph.nodes) - 1]
-        C = rows.flatten(2)[:, 0]
-        centre, error = C @ form.centre.flatten(), C.abs() @ form.error.flatten()
-        sizes = C.abs() @ form.size(self.basis).flatten()
-        slope = (form.slope.flatten(2)[0] @ C.T)[None]
-        found = self._range(self._rest(AffineForm(centre[None], slope, error[None])))[0]
-        return (centre + found - error - self.share(C.shape[1] + form.slope.shape[1]) * (sizes + error + found.abs()))[
-            :, None
-        ]
+    def lower(self, index: int, rows: Tensor) -> Tensor:
+        """Lower bounds ``[S, 1]`` on ``<rows [S, 1, *shape], node>`` by walks to the input, or to forms on the way.
+
+        Walks know what relaxations are for, and forms where noise comes from: a few of the former and then the latter
+        say more than either.
+        """
+        found = [self.bounds.lower(index, rows)]
+        found += [self._least_from(index, rows, cut) for cut in self._cuts if max(cut) <= index]
+        return torch.stack(found).amax(0)
+
+    def between(self, index: int, rows: Tensor) -> Interval:
+        least, most = super().between(index, rows)
+        for cut in self._cuts[:1]:
+            if max(cut) <= index:
+                found = self._least_from(index, torch.cat((rows, -rows)), cut)
+                least, most = torch.maximum(least, found[: len(rows)]), torch.minimum(most, -found[len(rows) :])
+        return least, most
+
+    def _least_from(self, index: int, rows: Tensor, sources: set[int]) -> Tensor:
+        """The same by walks to nodes whose forms are at hand."""
+        walk = LinearWalk(self.bounds)
+        walk.sources = sources
+        claim = walk.back(Claim.on(index, rows))
+        r = max(self._forms[i].slope.shape[1] for i in claim.pending)
+        centre, error, size = (rows.new_zeros(len(rows)) for _ in range(3))
+        slope = rows.new_zeros(r, len(rows))
+        for i, A in claim.pending.items():
+            form, C = self._forms[i], A.flatten(2)[:, 0]
+            centre, error = centre + C @ form.centre.flatten(), error + C.abs() @ form.error.flatten()
+            size = size + C.abs() @ form.size(self.basis).flatten()
+            slope[: form.slope.shape[1]] += form.slope.flatten(2)[0] @ C.T
+        cost = self.share(sum(A[0].numel() for A in claim.pending.values()) + r + 8)
+        error = error * (1 + cost) + cost * size
+        found = self._range(self._rest(AffineForm(centre[None], slope[None], error[None])))[0]
+        found = centre + found - error - self.share(4) * (size + error + found.abs())
+        return claim.bound + found[:, None] - self.share(2) * (claim.bound.abs() + found[:, None].abs())
 
     def interval(self, index: int) -> Interval:
         form, rest = self._forms[index], self.rest(index)
@@ -251,6 +317,7 @@ class QuadraticForms(Zonotopes):
         ``|a|`` is at most ``far``, and ``|u|`` at most M, which is at most ``most``. ``squares`` and ``mean`` are the
         means of ``a^2`` and M over the corners.
         """
+        squares, mean = squares + WORST * far.square(), mean + WORST * most
         both = (squares * most * mean).sqrt()
         rate = (most * mean / squares).sqrt()
         good = (both < far * mean) & (rate > 0) & (rate < math.inf) & (most / rate < math.inf)
@@ -331,9 +398,27 @@ class QuadraticForms(Zonotopes):
         plain = AffineForm(form.centre, form.slope[:, :n], form.error + rest.reach.reshape(form.error.shape))
         kept, self._forms[index] = form, plain
         try:
-            return super()._shadow(index)
+            found = super()._shadow(index)
+            return found and replace(found, closer=lambda lines, C: self._closer(index, lines, C))
         finally:
             self._forms[index] = kept
+
+    def _closer(self, index: int, lines: Tensor, C: Tensor) -> Tensor:
+        """Lower ends ``[S, 1, rows]`` of ``C [S, 1, rows or 1, d]`` times entries ``lines [rows, d]``, if they are few.
+
+        By the form of the node, as long as it is at hand.
+        """
+        S, (rows, d) = len(C), lines.shape
+        if index not in self._forms or S * rows > _FEW:
+            return C.new_full((S, 1, rows), -math.inf)
+        form, C = self._forms[index], C[:, 0].expand(S, rows, d)
+        centre = (C * form.centre.flatten()[lines]).sum(-1)
+        slope = torch.einsum("srd,krd->ksr", C, form.slope.flatten(2)[0][:, lines])
+        size, error = ((C.abs() * t.flatten()[lines]).sum(-1) for t in (form.size(self.basis), form.error))
+        cost = self.share(d + form.slope.shape[1] + 8)
+        error = error * (1 + cost) + cost * size
+        low = self._range(self._rest(AffineForm(centre[None], slope[None], error[None])))[0].reshape(centre.shape)
+        return (centre + low - error - self.share(4) * (size + error + low.abs()))[:, None]
 
     # What rules are made of
 
@@ -343,7 +428,8 @@ class QuadraticForms(Zonotopes):
         As the quadratic in the middle and how far from it that may be, both ``[E, q, q]``. For a linear a, all else u,
         and any s up to one, ``(1 - s) a^2 - (1/s - 1) u^2 <= (a + u)^2 <= (1 + s) a^2 + (1 + 1/s) u^2``.
         """
-        squares, other = rest.linear.square().sum(-1), rest.reach * rest.mean
+        squares = rest.linear.square().sum(-1) + WORST * rest.far.square()
+        other = rest.reach * (rest.mean + WORST * rest.reach)
         rate = (other / squares).sqrt().clamp(1e-9, 1.0)
         rate = torch.where(rate.isnan(), 1.0, rate)
         none = rest.reach == 0
@@ -357,6 +443,52 @@ class QuadraticForms(Zonotopes):
             half.dtype
         )
         return middle, half
+
+    def _through(
+        self, parabolas: Parabolas, form: AffineForm, rest: Rest, low: Tensor, high: Tensor
+    ) -> tuple[AffineForm, Tensor]:
+        """A curve of a form whose entries lie between ``low`` and ``high``, as ``_between`` has it."""
+        squares = rest.linear.square().sum(-1) + trace(rest.noise)
+        centre, least, most = (t.flatten() for t in (form.centre, low, high))
+        return self._between(
+            form, rest, *parabolas(centre, least, most, squares), largest(low - form.centre, high - form.centre)
+        )
+
+    def _between(
+        self, form: AffineForm, rest: Rest, above: Parabola, below: Parabola, far: Tensor
+    ) -> tuple[AffineForm, Tensor]:
+        """What lies between two parabolas of the entries of a form, which are at most ``far`` from their centres.
+
+        As the form in the middle, and what bounds how far from it that may be ``[E, q, q]``.
+        """
+        (over, more), (under, less) = (self._bent(rest, each.bend) for each in (above, below))
+        over, under = over + more, under - less
+        tilt, rate = (above.slope - below.slope) / 2, (above.slope + below.slope) / 2
+        half = (over - under) / 2 + _times(tilt, _whole(rest.linear, rest.square)) + _times(tilt.abs(), rest.noise)
+        half[:, 0, 0] += (above.value - below.value) / 2
+        off, wide = form.error.flatten(), far.flatten()
+        sizes = (
+            above.value.abs() + below.value.abs() + (above.slope.abs() + below.slope.abs()) * (rest.far + rest.reach)
+        )
+        sizes = sizes + over.abs().sum((-1, -2)) + under.abs().sum((-1, -2)) + half.abs().sum((-1, -2))
+        # The form is off by its error, and so are both parabolas.
+        bends = above.bend.abs() + below.bend.abs()
+        paid = off * (above.slope.abs() + below.slope.abs() + bends * (2 * wide + off))
+        half[:, 0, 0] += (paid + self.share(16) * (sizes + rate.abs() * form.size(self.basis).flatten())) * (
+            1 + self.share(8)
+        )
+        shape = form.centre.shape
+        middle = AffineForm(
+            ((above.value + below.value) / 2).reshape(shape),
+            rate.reshape(shape)[:, None] * form.slope,
+            torch.zeros_like(form.error),
+        )
+        return self._plus(middle, (over + under) / 2), half
+
+    def _bent(self, rest: Rest, bend: Tensor) -> tuple[Tensor, Tensor]:
+        """``bend D^2`` for entries D without their centres, as ``_curved`` has it."""
+        middle, half = self._curved(rest, bend.abs(), bend.abs())
+        return _times(bend.sign(), middle), half
 
     def _plus(self, form: AffineForm, matrices: Tensor) -> AffineForm:
         """A form plus quadratics ``[E, q, q]`` of the inputs."""
@@ -445,68 +577,26 @@ class QuadraticForms(Zonotopes):
 
     @rule.register
     def _(self, operator: Relu, index: int) -> AffineForm:
-        """``relu(s) = (s + |s|) / 2`` with ``|s|`` between two parabolas; stable ones are exact.
-
-        Let s be turned so that its centre c is not negative, and lie in ``[-l, h]``. Above: ``s + k (s - b)^2`` with
-        ``k = 2 l / (b + l)^2`` for ``b >= l``, which meets ``|s|`` at ``-l``, and ``k = 1 / (2 b)`` for any b. Below:
-        ``s + k s (s - h)`` with ``k <= 2 / (h + l)``, which meets it at both ends and at 0.
-        """
+        """Between parabolas; those of one sign are exact."""
         (before,) = self.graph.nodes[index].inputs
-        form, rest = self.form(before), self.rest(before)
-        c, (lower, upper) = form.centre.flatten(), (t.flatten() for t in self.bounds.interval(before))
+        form, rest, (lower, upper) = self.form(before), self.rest(before), self.bounds.interval(before)
         bends = (lower < 0) & (upper > 0)
         if bool((bends & (upper - lower < _SMALLEST)).any()):
             raise NoAffineForms("rectifiers of numbers whose squares vanish")
-        rising = torch.where(lower >= 0, 1.0, 0.0)
-        turn = torch.where(c >= 0, 1.0, -1.0)
-        at, low, high = c.abs(), torch.where(turn > 0, -lower, upper), torch.where(turn > 0, upper, -lower)
-        low, high = (torch.where(bends, t, 1.0) for t in (low, high))
-        squares = rest.linear.square().sum(-1) + trace(rest.noise)
-        touch, above = self._touching(at, low, high, squares)
-        below = torch.where(at * at + squares > at * high, 2 / (high + low) * (1 - self.share(4)), 0.0)
-        # |s| = at + turn D + k (..) with D the entry without its centre.
-        slope_above, slope_below = (turn + 2 * above * (at - touch) * turn), (turn + below * (2 * at - high) * turn)
-        value_above, value_below = at + above * (at - touch).square(), at + below * at * (at - high)
-        over, more = self._curved(rest, above, above)
-        under, less = self._curved(rest, below, below)
-        over, under = over + more, under - less
-        tilt, lift = (slope_above - slope_below) / 4, (value_above - value_below) / 4
-        half = (over - under) / 4 + _times(tilt, _whole(rest.linear, rest.square)) + _times(tilt.abs(), rest.noise)
-        half[:, 0, 0] += lift
-        rate = torch.where(bends, (1 + (slope_above + slope_below) / 2) / 2, rising)
-        value = torch.where(bends, (c + (value_above + value_below) / 2) / 2, rising * c)
-        none = ~bends[:, None, None]
-        middle = ((over + under) / 4).masked_fill(none, 0.0)
-        # What every term may be, times a few roundings.
-        sizes = at + high + low + touch
-        paid = self.share(32) * ((1 + above * sizes + below * sizes) * (sizes + rest.far + rest.reach))
-        paid = paid + self.share(16) * (half.abs().sum((-1, -2)) + form.size(self.basis).flatten())
-        # The form is off by its error, and so are both parabolas.
-        off, wide = form.error.flatten(), largest(lower - c, upper - c)
-        paid = paid + off * (slope_above.abs() + slope_below.abs() + (above + below) * (2 * wide + off))
-        half[:, 0, 0] += paid * (1 + self.share(8))
-        half = half.masked_fill(none, 0.0)
-        shape = form.centre.shape
-        rates = rate.reshape(shape)
-        error = rates.abs() * form.error
-        plain = AffineForm(value.reshape(shape), rates[:, None] * form.slope, error * (1 + self.share(2)))
+        rate = torch.where(lower >= 0, 1.0, 0.0).to(lower.dtype)
         if not bool(bends.any()):
-            return plain
-        return self._with_numbers(self._plus(plain, middle), half)
-
-    def _touching(self, at: Tensor, low: Tensor, high: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a parabola above ``|s|`` touches s, and how it is bent, such that it is lowest on average."""
-        far = torch.maximum(high, low)
-        best = bend = torch.full_like(at, math.inf)
-        touch = far
-        for share in torch.linspace(1 / _TOUCHING, 1, _TOUCHING).tolist():
-            b = share * far
-            k = torch.where(b >= low, 2 / (b + low) * (low / (b + low)), 1 / (2 * b)) * (1 + self.share(4))
-            cost = k * ((at - b).square() + squares)
-            better = cost < best
-            best, touch = torch.where(better, cost, best), torch.where(better, b, touch)
-            bend = torch.where(better, k, bend)
-        return touch, bend
+            return AffineForm(rate * form.centre, rate[:, None] * form.slope, rate * form.error)
+        ends = (torch.where(bends, t, one) for t, one in ((lower, -1.0), (upper, 1.0)))
+        found, half = self._through(rectifier_parabolas, form, rest, *ends)
+        slope = torch.where(
+            bends[:, None], found.slope, AffineForm(*(rate[:, None] * form.slope,) * 3).padded(found.slope.shape[1])
+        )
+        form = AffineForm(
+            torch.where(bends, found.centre, rate * form.centre),
+            slope,
+            torch.where(bends, found.error, rate * form.error),
+        )
+        return self._with_numbers(form, half.masked_fill(~bends.flatten()[:, None, None], 0.0))
 
     @rule.register
     def _(self, operator: MatMul, index: int) -> AffineForm:
@@ -612,29 +702,32 @@ class QuadraticForms(Zonotopes):
         low, high = (t.reshape(mean.centre.shape) for t in self._range(rest))
         off = mean.error + self.share(4) * (mean.centre.abs() + largest(low, high))
         low, high = mean.centre + low - off, mean.centre + high + off
-        least, most = operator.mean_square(*self.bounds.interval(before))
+        least, most = walked_mean_square(operator, self.bounds, index, self.lower)
         low, high = torch.maximum(low, least), torch.minimum(high, most)
         low, high = torch.minimum(low, high).clamp(min=0), torch.maximum(low, high).clamp(min=0)
         self._know("mean square", index, (low, high))
-        # With s and t the roots of a mean square and of that at the centre, 1 / s is its tangent plus k times the
-        # square of the difference, k = (s + 2 t) / (2 s t^3 (s + t)^2), which falls with s.
         if bool((mean.centre < 0).any()):  # by rounding
             raise NoAffineForms("a mean square is all but zero")
-        t = (mean.centre + operator.epsilon).sqrt()
-        bend = [
-            (s + 2 * t) / (2 * s * t**3 * (s + t).square())
-            for s in ((v + operator.epsilon).sqrt() for v in (high, low))
-        ]
-        bend = [b.flatten() * (1 + sign * self.share(32)) for b, sign in zip(bend, (-1, 1))]
-        over, half = self._curved(rest, *bend)
-        rate, value = -0.5 / t**3, 1 / t
-        size = mean.size(self.basis) + operator.epsilon
-        error = rate.abs() * mean.error * (1 + self.share(16)) + self.share(32) * (rate.abs() * size + value)
-        # What rounding did to the mean square counts in its square, too.
-        wide = largest(low - mean.centre, high - mean.centre) + mean.error
-        error = error + bend[1].reshape(rate.shape) * (2 * wide + mean.error) * mean.error * (1 + self.share(8))
-        found = AffineForm(value, rate[:, None] * mean.slope, error)
-        return self._with_numbers(self._plus(found, over), half)
+        return self._with_numbers(
+            *self._through(inverse_root(operator.epsilon).parabolas, mean, self._centred(rest), low, high)
+        )
+
+    def _centred(self, rest: Rest) -> Rest:
+        """The same with what is beside the linear part counted from half of what ``c |t|^2`` may be.
+
+        c is such that eigenvalues are close to it: squares of one sign are then half as far.
+        """
+        n = rest.square.shape[-1]
+        top = n if self.noise.norm > 2 else 1  # |t|^2 is at most that
+        values = torch.linalg.eigvalsh(rest.square)
+        ways = torch.cat((values, torch.zeros_like(values[:, :1])), 1)
+        cost = (values[:, None] - ways[..., None]).abs().sum(-1) + ways.abs() * n / 2
+        c = ways.gather(1, cost.argmin(1)[:, None])[:, 0]
+        left = rest.square - _times(c, torch.eye(n, dtype=c.dtype, device=c.device))
+        beside = rest.noise + self._absolute(left)
+        size = rest.square.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + n * c.abs()
+        beside[:, 0, 0] += c.abs() * top / 2 + self.share(8) * size
+        return replace(rest, beside=beside, reach=self._most(beside), shift=c * top / 2)
 
     def _along(self, matrices: Tensor, form: AffineForm, dims: tuple[int, ...]) -> Tensor:
         """Quadratics of the entries of a form, added up along some dimensions."""
@@ -648,22 +741,8 @@ class QuadraticForms(Zonotopes):
         before, scale = self.graph.nodes[index].inputs
         z, r = self.form(before), self.form(scale)
         x, y = self.rest(before), self.rest(scale)
-        shape, n = z.centre.shape, len(self.moving)
-        zero = torch.zeros_like(z.centre)
-        form = AffineForm(*(t for i, t in enumerate(self._tangent(operator, z, r, (zero, zero))) if i != 2))
-        row = torch.arange(r.centre.numel(), device=zero.device).reshape(r.centre.shape[1:]).expand(shape[1:]).flatten()
-        wide = y[row]
-        form = self._plus(form, _outer(x.linear, wide.linear))
-        squares = [rest.linear.square().sum(-1) for rest in (x, wide)]
-        on_xx, on_y = self._weights(squares[0], x.far, wide.reach, wide.mean)
-        on_yy, on_x = self._weights(squares[1], wide.far, x.reach, x.mean)
-        by_x = x.reach * wide.mean < wide.reach * x.mean
-        outer = _times(on_xx, x.outer) + _times(on_y, wide.beside)
-        inner = _times(on_yy, wide.outer) + _times(on_x, x.beside)
-        inner = inner + torch.where(by_x[:, None, None], _times(x.reach, wide.beside), _times(wide.reach, x.beside))
-        for part in (outer, inner):
-            part[:, 0, 0] += 2 * self.share(16) * part.abs().sum((-1, -2)) + n * underflow(zero.dtype)
-        inner[:, 0, 0] += self.share(16) * x.linear.abs().sum(-1) * wide.linear.abs().sum(-1)
+        shape = z.centre.shape
+        form, inner, outer, row = self._scaled(z, r, x, y)
         least, most = operator.interval(*(self.bounds.rough(i) for i in self.graph.nodes[index].inputs))
         half = (most - least) / 2 + self.share(4) * largest(least, most)
         radius = self._rest(form)
@@ -694,6 +773,38 @@ class QuadraticForms(Zonotopes):
         form = self._with_groups(form, groups)
         return self._with_numbers(form, inner + outer)
 
+    def _scaled(self, z: AffineForm, r: AffineForm, x: Rest, y: Rest) -> tuple[AffineForm, Tensor, Tensor, Tensor]:
+        """Rows z, each times one number r, from forms without their centres x and y."""
+        zero, n = torch.zeros_like(z.centre), len(self.moving)
+        form = AffineForm(
+            *(
+                t
+                for i, t in enumerate(
+                    self._tangent(Product(z.centre.shape[1:], r.centre.shape[1:]), z, r, (zero, zero))
+                )
+                if i != 2
+            )
+        )
+        row = (
+            torch.arange(r.centre.numel(), device=zero.device)
+            .reshape(r.centre.shape[1:])
+            .expand(z.centre.shape[1:])
+            .flatten()
+        )
+        wide = y[row]
+        form = self._plus(form, _outer(x.linear, wide.linear))
+        squares = [rest.linear.square().sum(-1) for rest in (x, wide)]
+        on_xx, on_y = self._weights(squares[0], x.far, wide.reach, wide.mean)
+        on_yy, on_x = self._weights(squares[1], wide.far, x.reach, x.mean)
+        by_x = x.reach * wide.mean < wide.reach * x.mean
+        outer = _times(on_xx, x.outer) + _times(on_y, wide.beside)
+        inner = _times(on_yy, wide.outer) + _times(on_x, x.beside)
+        inner = inner + torch.where(by_x[:, None, None], _times(x.reach, wide.beside), _times(wide.reach, x.beside))
+        for part in (outer, inner):
+            part[:, 0, 0] += 2 * self.share(16) * part.abs().sum((-1, -2)) + n * underflow(zero.dtype)
+        inner[:, 0, 0] += self.share(16) * x.linear.abs().sum(-1) * wide.linear.abs().sum(-1)
+        return form, inner, outer, row
+
     @rule.register
     def _(self, operator: Softmax, index: int) -> AffineForm:
         """By parabolas, or by planes in rows that are wide or better so."""
@@ -703,7 +814,6 @@ class QuadraticForms(Zonotopes):
             return super().rule(operator, index)
         value, slope, radius, _ = self._probabilities(operator, index)
         centre, r = value.reshape(1, -1, K).clone(), form.slope.shape[1]
-        error, radius = torch.zeros_like(centre), radius.reshape(centre.shape)
         at = AffineForm(
             form.centre.reshape(centre.shape), form.slope.reshape(1, r, -1, K), form.error.reshape(centre.shape)
         )
@@ -713,27 +823,31 @@ class QuadraticForms(Zonotopes):
             :, 0
         ]
         metrics = self._constants(radius.flatten()).unflatten(0, (-1, K))
-        slope = slope.reshape(1, r, -1, K)
-        if len(narrow):
-            found, beside = self._exponentials(
-                AffineForm(at.centre[:, narrow], at.slope[:, :, narrow], at.error[:, narrow])
-            )
-            better = trace(beside).sum(1) + found.error[0].sum(1) < radius[0, narrow].sum(1)
-            chosen = narrow[better]
-            slope = AffineForm(centre, slope, error).padded(found.slope.shape[1]).clone()
-            centre[:, chosen], slope[:, :, chosen] = found.centre[:, better], found.slope[:, :, better]
-            error[:, chosen], metrics[chosen] = found.error[:, better], beside[better]
+        best = AffineForm(centre, slope.reshape(1, r, -1, K), torch.zeros_like(centre))
+        logits, cost = _rows(at, narrow), self._burden(_rows(best, narrow), metrics[narrow])
+        for found, beside in (self._exponentials(logits)[:2], self._set_apart(logits)) if len(narrow) else ():
+            burden = self._burden(found, beside)
+            better = burden < cost
+            cost, chosen = torch.where(better, burden, cost), narrow[better]
+            slope = best.padded(max(best.slope.shape[1], found.slope.shape[1])).clone()
+            slope[:, :, chosen] = found.padded(slope.shape[1])[:, :, better]
+            best = AffineForm(best.centre.clone(), slope, best.error.clone())
+            best.centre[:, chosen], best.error[:, chosen] = found.centre[:, better], found.error[:, better]
+            metrics[chosen] = beside[better]
         whole = form.centre.shape
-        return self._with_numbers(
-            AffineForm(centre.reshape(whole), slope.reshape(1, -1, *whole[1:]), error.reshape(whole)),
-            metrics.flatten(0, 1),
-        )
+        best = AffineForm(best.centre.reshape(whole), best.slope.reshape(1, -1, *whole[1:]), best.error.reshape(whole))
+        return self._with_numbers(best, metrics.flatten(0, 1))
 
-    def _exponentials(self, logits: AffineForm) -> tuple[AffineForm, Tensor]:
+    def _burden(self, form: AffineForm, matrices: Tensor) -> Tensor:
+        """How much noise there is in rows ``[1, rows, K]`` that ``matrices`` are still to be added to, as numbers."""
+        noise = self._noise(form.slope.flatten(2)[0, len(self.moving) + len(self.rows) :]) + matrices.flatten(0, 1)
+        return (trace(noise) + WORST * self._most(noise)).reshape(form.centre.shape[1:]).sum(-1) + form.error[0].sum(-1)
+
+    def _exponentials(self, logits: AffineForm) -> tuple[AffineForm, Tensor, AffineForm]:
         """``p_j = p_j(centre) exp(X_j - L)`` for rows ``[1, rows, K]``, and what bounds all else ``[rows, K, q, q]``.
 
         X are deviations from their mean, L is the logarithm of the mean of their exponentials: one number for a row,
-        which cancels where rows mix values.
+        which cancels where rows mix values. It comes last.
         """
         at, r = logits.centre, logits.slope.shape[1]
         K, p = at.shape[-1], at.softmax(-1)
@@ -749,23 +863,64 @@ class QuadraticForms(Zonotopes):
         slope = -mean.slope[..., None].expand(-1, -1, -1, K).clone()
         slope[:, :r] += moved
         error = error + mean.error[..., None] + self.share(4) * (size + 1 + mean.size(self.basis)[..., None])
-        m = -mean.centre[..., None].expand(at.shape)
-        rest = self._rest(AffineForm(m, slope, error))
-        low, high = (t.reshape(at.shape) for t in self._range(rest))
+        exponents = AffineForm(-mean.centre[..., None].expand(at.shape), slope, error)
+        rest = self._rest(exponents)
+        low, high = (exponents.centre + t.reshape(at.shape) for t in self._range(rest))
+        far = cost * (1 + largest(low, high))
         # No probability exceeds one.
-        high = torch.minimum(high + error, -p.log() - m + cost * (1 + p.log().abs() + m.abs()))
-        low = torch.minimum(low - error, high)
-        # exp(m + D) = exp(m) (1 + D + k D^2).
-        bend = [_curvature(end, sign) for end, sign in ((low, -1), (high, 1))]
-        over, half = self._curved(rest, *(b.flatten() for b in bend))
-        scale, far = p * m.exp(), largest(low, high) + error
-        paid = error * (1 + bend[1] * (2 * far + error)) + cost * (1 + size + far + bend[1] * far.square())
-        paid = paid + self.share(4) * (at.amax(-1, keepdim=True) - at)  # exponents of probabilities are rounded
-        found = AffineForm(scale, scale[:, None] * slope, paid * scale * (1 + cost))
-        over, half = _times(scale.flatten(), over), _times(scale.flatten() * (1 + cost), half)
-        half[:, 0, 0] += cost * over.abs().sum((-1, -2))
-        found = self._plus(found, over)
-        return found, half.unflatten(0, (-1, K))
+        high = torch.minimum(high + error + far, -p.log() + cost * (1 + p.log().abs()))
+        low = torch.minimum(low - error - far, high)
+        found, half = self._through(EXPONENTIAL.parabolas, exponents, rest, low, high)
+        # Exponents of probabilities are rounded, and so is their product.
+        off = self.share(4) * (at.amax(-1, keepdim=True) - at) + cost
+        error = found.error + off * found.size(self.basis)
+        half = _times((p * (1 + cost + off)).flatten(), half)
+        return (
+            AffineForm(p * found.centre, p[:, None] * found.slope, p * error * (1 + cost) + underflow(p.dtype)),
+            half.unflatten(0, (-1, K)),
+            mean,
+        )
+
+    def _set_apart(self, logits: AffineForm) -> tuple[AffineForm, Tensor]:
+        """The same with the column of a row that moves most as a sigmoid, and what it leaves times the softmax of the
+        others."""
+        at, K = logits.centre, logits.centre.shape[-1]
+        cost = self.share(2 * K + 16)
+        one = (logits.slope - (at.softmax(-1)[:, None] * logits.slope).sum(-1, keepdim=True)).abs().sum(1)[0].argmax(-1)
+        others = torch.arange(K - 1, device=one.device).expand(len(one), -1)
+        others = others + (others >= one[:, None])
+        rows = positions(one)[:, None]
+        own, left = (
+            AffineForm(*(t[..., rows, columns] for t in (at, logits.slope, logits.error)))
+            for columns in (one[:, None], others)
+        )
+        shares, beside, mean = self._exponentials(left)
+        shares = self._with_numbers(shares, beside.flatten(0, 1))
+        weights = left.centre.softmax(-1)
+        slope = -mean.slope[..., None]
+        slope[:, : own.slope.shape[1]] += own.slope - (weights[:, None] * left.slope).sum(-1, keepdim=True)
+        size = logits.size(self.basis)
+        error = own.error + (left.error.amax(-1) * (1 + cost) + mean.error)[..., None]
+        error = error + cost * (size.sum(-1) + mean.size(self.basis) + 1)[..., None]
+        apart = AffineForm(own.centre - (left.centre.logsumexp(-1) + mean.centre)[..., None], slope, error)
+        rest = self._rest(apart)
+        low, high = (apart.centre + t.reshape(apart.centre.shape) for t in self._range(rest))
+        off = error + cost * (1 + largest(low, high))
+        share = self._with_numbers(*self._through(sigmoid_parabolas, apart, rest, low - off, high + off))
+        less = AffineForm(1 - share.centre, -share.slope, share.error + self.share(2))
+        found, inner, outer, _ = self._scaled(shares, less, self._rest(shares), self._rest(less))
+        slope = at.new_zeros(1, found.slope.shape[1], *at.shape[1:])
+        whole = AffineForm(torch.zeros_like(at), slope, torch.zeros_like(at))
+        for part, columns in ((found, others), (share, one[:, None])):
+            for to, of in (
+                (whole.centre, part.centre),
+                (whole.error, part.error),
+                (whole.slope, part.padded(slope.shape[1])),
+            ):
+                to[..., rows, columns] = of
+        matrices = inner.new_zeros(*at.shape[1:], *inner.shape[1:])
+        matrices[rows, others] = (inner + outer).unflatten(0, others.shape)
+        return whole, matrices
 
     def _log_mean(self, deviation: AffineForm, p: Tensor, off: Tensor) -> AffineForm:
         """``log(sum_j p_j exp(X_j))`` of deviations ``[1, rows, K]`` with means of at most ``off [rows]``.
@@ -773,29 +928,31 @@ class QuadraticForms(Zonotopes):
         ``sum_j p_j exp(X_j) = 1 + U`` with ``U = sum_j p_j k_j X_j^2``, up to the mean; the logarithm lies between U
         and its chord.
         """
-        error, K = deviation.error, p.shape[-1]
-        rest = self._rest(deviation)
+        rest, K, cost = self._rest(deviation), p.shape[-1], self.share(2 * p.shape[-1] + 16)
         low, high = (t.reshape(p.shape) for t in self._range(rest))
-        far = largest(low, high) + error
-        most, least = (high + error).amax(-1, keepdim=True), (low - error).amin(-1, keepdim=True)
-        ends = [(_curvature(end.expand(p.shape), sign) * p) for end, sign in ((least, -1), (most, 1))]
-        middle, half = (t.unflatten(0, (-1, K)).sum(1) for t in self._curved(rest, *(end.flatten() for end in ends)))
-        # The deviations are off by their error, and so are their squares.
-        slip = (ends[1] * (2 * far + error) * error).sum(-1).flatten() + 2 * off
-        cost = self.share(2 * K + 16)
-        half[:, 0, 0] += slip * (1 + cost) + cost * (middle.abs().sum((-1, -2)) + half.abs().sum((-1, -2)))
-        top = self._most(middle + half)
-        chord = torch.where(top > 1e-6, top.log1p() / top, 1 - top / 2).clamp(0, 1) * (1 - self.share(8))
-        centre = _times((1 + chord) / 2, middle) + _times((1 - chord) / 2, half)
-        beside = _times((1 - chord) / 2, middle) + _times((1 + chord) / 2, half)
-        beside[:, 0, 0] += 2 * off + self.share(8) * (middle.abs().sum((-1, -2)) + half.abs().sum((-1, -2)))
-        zero = deviation.centre[..., 0]
-        return self._with_numbers(self._plus(AffineForm(zero, zero[:, None][:, :0], zero), centre), beside)
+        low, high = (end + sign * (deviation.error + cost * end.abs()) for end, sign in zip((low, high), (-1, 1)))
+        each, half = self._through(EXPONENTIAL.parabolas, deviation, rest, low, high)
+        size = (p * (1 + each.size(self.basis))).sum(-1)
+        error = ((p * each.error).sum(-1) + cost * size) * (1 + cost)
+        mean = AffineForm((p * (each.centre - 1)).sum(-1), (p[:, None] * each.slope).sum(-1), error)
+        half = _times(p.flatten() * (1 + cost), half).unflatten(0, (-1, K)).sum(1)
+        mean = self._with_numbers(mean, half)
+        rest = self._rest(mean)
+        low, high = (mean.centre + t.reshape(mean.centre.shape) for t in self._range(rest))
+        paid = mean.error + cost * (1 + largest(low, high))
+        # By Jensen's inequality it is not negative, up to the mean and to what the weights add up to.
+        low, high = torch.maximum(low - paid, -2 * off.reshape(low.shape) - cost), torch.maximum(high + paid, paid)
+        return self._with_numbers(*self._through(LOGARITHM.parabolas, mean, rest, low, high))
 
 
 def _times(weights: Tensor, matrices: Tensor) -> Tensor:
     """Matrices, each times a number."""
     return weights[..., None, None] * matrices
+
+
+def _rows(form: AffineForm, rows: Tensor) -> AffineForm:
+    """Some rows of a form ``[1, rows, K]``."""
+    return AffineForm(form.centre[:, rows], form.slope[:, :, rows], form.error[:, rows])
 
 
 def _squares(square: Tensor) -> Tensor:
@@ -814,14 +971,3 @@ def _outer(one: Tensor, other: Tensor) -> Tensor:
     """Products of two linear functions ``[E, n]`` as matrices ``[E, q, q]`` over ``(1, t)``."""
     square = one[..., :, None] * other[..., None, :]
     return _squares((square + square.mT) / 2)
-
-
-def _curvature(t: Tensor, sign: int) -> Tensor:
-    """``(exp(t) - 1 - t) / t^2``, which rises with t and is never negative, rounded down (-1) or up (1)."""
-    small = t.abs() < 0.01
-    series, left = 0.5 + t / 6 + t.square() / 24, t.abs() ** 3 / 100
-    safe = torch.where(small, 1.0, t)
-    whole = (safe.expm1() - safe) / safe.square()
-    cost = ulps(8, t.dtype)
-    error = torch.where(small, left, cost * (safe.expm1().abs() + safe.abs()) / safe.square()) + cost * (1 + whole)
-    return (torch.where(small, series, whole) + sign * error).clamp(min=0)

@@ -7,6 +7,7 @@ walk would go through the whole network again.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,8 @@ _TIE = 1e-6
 class Shadow:
     """``below . x + below_offset <= node <= above . x + above_offset``: slopes ``[B or 1, entries, moving]``.
 
-    Only inputs that move are counted, by ``moving``; ``size [B, entries]`` bounds the terms of both functions.
+    Only inputs that move are counted, by ``moving``; ``size [B, entries]`` bounds the terms of both functions. Where
+    more is known, ``closer(lines, C)`` are lower ends as of ``least_combined``, or -inf.
     """
 
     below: Tensor
@@ -46,6 +48,7 @@ class Shadow:
     above_offset: Tensor
     size: Tensor
     moving: Tensor
+    closer: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def take(self, instances: Tensor) -> Shadow:
         """The functions of some instances, in the order given."""
@@ -158,6 +161,8 @@ def least_combined(bounds: LinearBounds, index: int, lines: Tensor, C: Tensor) -
         return low
     lines = lines[moved]
     C = C[:, :, moved] if C.shape[2] > 1 else C
+    if found.closer is not None:
+        low[..., moved] = torch.maximum(low[..., moved], found.closer(lines, C))
     parts = []
     for part in pieces(positions(C), together(bounds, len(lines))):
         bounds.check_time()

@@ -60,10 +60,15 @@ _WIDE = 0.1
 
 
 def worth_forms(bounds: LinearBounds) -> bool:
-    """Whether forms take much less than walks: few inputs move, and there are several layers of attention."""
-    last = len(bounds.graph.nodes) - 1
+    """Whether forms take much less than walks, or say more: few inputs move, through attention and what follows.
+
+    That is more attention, or a normalisation.
+    """
+    nodes, last = bounds.graph.nodes, len(bounds.graph.nodes) - 1
     few = len(moving_inputs(bounds)) <= _FEW * bounds.structure.width(last)
-    return attends_often(bounds) and few and bounds.structure.volume(last) ** 2 > _LITTLE
+    first = next((i for i, node in enumerate(nodes) if isinstance(node.operator, Softmax)), last)
+    further = any(isinstance(node.operator, Softmax | InverseDeviation) for node in nodes[first + 1 :])
+    return few and further and bounds.structure.volume(last) ** 2 > _LITTLE
 
 
 def attends_often(bounds: LinearBounds) -> bool:
@@ -225,11 +230,15 @@ class Zonotopes:
         for entries in pieces(wide[0].nonzero()[:, 0], self.bounds.chunk(index)):
             units = low.new_zeros(len(entries), 1, low.shape[1])
             units[positions(entries), 0, entries] = 1
-            least, most = self.bounds.between(index, units.reshape(len(entries), 1, *lower.shape[1:]))
+            least, most = self.between(index, units.reshape(len(entries), 1, *lower.shape[1:]))
             low[:, entries] = torch.maximum(low[:, entries], least.T)
             high[:, entries] = torch.minimum(high[:, entries], most.T)
         low, high = torch.minimum(low, high), torch.maximum(low, high)
         return low.reshape(lower.shape), high.reshape(upper.shape)
+
+    def between(self, index: int, rows: Tensor) -> Interval:
+        """Lower and upper bounds ``[S, 1]`` on ``<rows [S, 1, *shape], node>`` by walks."""
+        return self.bounds.between(index, rows)
 
     def _shadow(self, index: int) -> Shadow | None:
         """The form as functions of the input: what it says of other noise is a constant above and below."""

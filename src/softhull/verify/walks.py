@@ -464,12 +464,12 @@ class Walks:
             if self.kept is not None and chosen is not None:
                 self.kept.rows.append(chosen)
             return optimized_lower(bounds, last, rows, method.optimize, method.learning_rate, target[0], chosen)
+        if way == SQUARES:
+            return output_form(bounds).lower(last, rows)
         found = bounds.lower(last, rows, contract=way == CONTRACTED)
         if way == FORMS:  # the form of the output itself may say more than a walk over all that is relaxed
             lines = torch.arange(math.prod(rows.shape[2:]), device=rows.device)[None]
             found = torch.maximum(found, least_combined(bounds, last, lines, rows.flatten(2)[:, :, None])[..., 0])
-        if way == SQUARES:
-            found = torch.maximum(found, output_form(bounds).least(rows))
         return found
 
     # What a score asks for
