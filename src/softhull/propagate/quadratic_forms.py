@@ -234,7 +234,7 @@ class QuadraticForms(Zonotopes):
             slope[: form.slope.shape[1]] += form.slope.flatten(2)[0] @ C.T
         cost = self.share(sum(A[0].numel() for A in claim.pending.values()) + r + 8)
         error = error * (1 + cost) + cost * size
-        found = self._range(self._rest(AffineForm(centre[None], slope[None], error[None])))[0]
+        found = self._lowest(AffineForm(centre[None], slope[None], error[None]))
         found = centre + found - error - self.share(4) * (size + error + found.abs())
         return claim.bound + found[:, None] - self.share(2) * (claim.bound.abs() + found[:, None].abs())
 
@@ -248,6 +248,11 @@ class QuadraticForms(Zonotopes):
         """Between which numbers ``[E]`` entries without their centres lie."""
         whole = _whole(rest.linear, rest.square)
         return self._least(whole - rest.noise), -self._least(-whole - rest.noise)
+
+    def _lowest(self, form: AffineForm) -> Tensor:
+        """The least values ``[E]`` of entries without their centres, or less."""
+        linear, square, noise = self._parts(form)
+        return self._least(_whole(linear, square) - noise)
 
     def _least(self, matrices: Tensor) -> Tensor:
         """Certified lower bounds ``[E]`` on quadratics ``[E, q, q]`` over all inputs."""
@@ -267,11 +272,15 @@ class QuadraticForms(Zonotopes):
 
     def _rest(self, form: AffineForm) -> Rest:
         """The parts of a form, with what bounds them; rounding is charged to the bounds."""
-        n, slope = len(self.moving), form.slope.flatten(2)[0]
-        linear, square = slope[:n].T, self._matrices(slope[n : n + len(self.rows)])
-        noise = self._noise(slope[n + len(self.rows) :])
+        linear, square, noise = self._parts(form)
         beside = noise + self._absolute(square)
         return Rest(linear, square, noise, beside, self.noise.radius(linear), self._most(beside))
+
+    def _parts(self, form: AffineForm) -> tuple[Tensor, Tensor, Tensor]:
+        """The linear part, the square, and what bounds the noise."""
+        n, slope = len(self.moving), form.slope.flatten(2)[0]
+        pairs = slope[n : n + len(self.rows)]
+        return slope[:n].T, self._matrices(pairs), self._noise(slope[n + len(self.rows) :])
 
     def _matrices(self, slope: Tensor) -> Tensor:
         """Slopes ``[pairs or less, E]`` over products of inputs as symmetric matrices ``[E, n, n]``."""
@@ -384,7 +393,8 @@ class QuadraticForms(Zonotopes):
             size = slope.abs().sum(0)
             off = off[:, one] + off[:, other] + self.share(4) * (size[:, one] + size[:, other] + apart.abs())
             low, high = (
-                t.reshape(apart.shape) for t in self._range(self._rest(AffineForm(apart[None], moved, off[None])))
+                sign * self._lowest(AffineForm(apart[None], sign * moved, off[None])).reshape(apart.shape)
+                for sign in (1, -1)
             )
             off = off + self.share(2) * (apart.abs() + largest(low, high))
             least, most = (apart.new_zeros(len(centre), K, K) for _ in range(2))
@@ -417,7 +427,7 @@ class QuadraticForms(Zonotopes):
         size, error = ((C.abs() * t.flatten()[lines]).sum(-1) for t in (form.size(self.basis), form.error))
         cost = self.share(d + form.slope.shape[1] + 8)
         error = error * (1 + cost) + cost * size
-        low = self._range(self._rest(AffineForm(centre[None], slope[None], error[None])))[0].reshape(centre.shape)
+        low = self._lowest(AffineForm(centre[None], slope[None], error[None])).reshape(centre.shape)
         return (centre + low - error - self.share(4) * (size + error + low.abs()))[:, None]
 
     # What rules are made of
