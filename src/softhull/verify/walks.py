@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -89,6 +90,8 @@ def _(method: Linear | Paper, work: Work) -> Iterator[Walks]:
     if method.contract:
         yield walks.among(work.open(), CONTRACTED)
     work.attack_open()
+    if isinstance(method, Linear) and not isinstance(method, FirstLook):
+        yield from by_squares(work, method)
     if isinstance(method, Linear) and method.optimize:
         yield from by_gradient(work, method, walks)
 
@@ -124,6 +127,7 @@ def _(method: Auto, work: Work) -> Iterator[Walks]:
     work.attack_open()
     curved, moving = worth_it(work, walks) if work.claims.ends else (None, None)
     yield from by_spread(work, second.linear, walks, ends=True)
+    yield from by_squares(work, second.linear)
     before = work.claims.least(work.found)
     if work.claims.ends and work.effort.deadline < math.inf:  # a time limit says that somebody waits
         yield from by_functions(work, walks)
@@ -184,11 +188,10 @@ def worth_it(work: Work, walks: Walks) -> tuple[Tensor, Tensor]:
 def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
     """Walks on the output alone, with all else by affine forms, instance by instance, where that is much less work.
 
-    What they prove is not looked at again. What neither they nor an attack decide is looked at by quadratic forms,
-    unless it is a first look. Where other walks take minutes they are left out if forms may stand ``alone``, unless
-    these come close, which then are met with walks for their widest entries. Where forms do not fit the memory there
-    are those over balls; then walks are left out of a first look, and if they would not even reach the input. There is
-    no certificate of what forms prove.
+    What they prove is not looked at again. Where other walks take minutes they are left out if forms may stand
+    ``alone``: then come quadratic forms, unless it is a first look, and where affine ones come close these are met with
+    walks for their widest entries. Where forms do not fit the memory there are those over balls; then walks are left
+    out of a first look, and if they would not even reach the input. There is no certificate of what forms prove.
     """
     graphs, effort = networks_of(work).graphs, work.effort
     if effort.proofs or not work.claims.ends or len(graphs) != 1:
@@ -203,25 +206,26 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
         few, many = worth_forms(start), worth_balls(start)
         if not (few or many):
             return
-        squares = few and worth_quadratic_forms(start) and not isinstance(method, FirstLook)
-        for kind in (FORMS, *((SQUARES,) if squares else ()), WALKED) if few else ():
-            dear, least = alone and dear_walks(start), float(claims.least(work.found)[one])
-            if kind == WALKED and not (dear and least > -CLOSE * margin):
-                break
-            if kind == SQUARES and not attacked:  # which takes much less
-                work.attack_open()
-                attacked = True
-            if kind != FORMS and not torch.isin(one, work.open()):
-                break
+        dear = alone and dear_walks(start)
+        for kind in (FORMS, WALKED) if few else ():
+            if kind == WALKED:
+                if not dear:
+                    break
+                if not isinstance(method, FirstLook):
+                    if not attacked and worth_quadratic_forms(start):  # which takes much less
+                        work.attack_open()
+                        attacked = True
+                    yield from by_squares(work, method, one)
+                least = float(claims.least(work.found)[one])
+                if not (torch.isin(one, work.open()) and least > -CLOSE * margin):
+                    break
             bounds = start.knowing(Knowledge(each.structure))
             try:
-                known_by_quadratic_forms(bounds) if kind == SQUARES else known_by_forms(bounds, kind == WALKED)
+                known_by_forms(bounds, kind == WALKED)
             except (NoAffineForms, torch.linalg.LinAlgError):
-                if kind == SQUARES:
-                    continue
                 break
             many = False
-            yield Walks(graphs, one, (bounds,), (SQUARES if kind == SQUARES else FORMS,))
+            yield Walks(graphs, one, (bounds,), (FORMS,))
             if dear and kind == FORMS:
                 left_out.append(one)
         if not many:
@@ -239,6 +243,24 @@ def by_forms(work: Work, method: Linear, alone: bool = True) -> Iterator[Walks]:
         work.note(left[torch.isin(left, work.instances)].tolist(), "forms only: other walks would take minutes")
         work.attack_open()
         work.instances = work.instances[~torch.isin(work.instances, left)]
+
+
+def by_squares(work: Work, method: Linear, instances: Tensor | None = None) -> Iterator[Walks]:
+    """Quadratic forms for what is still open, instance by instance, where few inputs move.
+
+    There is no certificate of what they prove.
+    """
+    graphs, effort = networks_of(work).graphs, work.effort
+    if effort.proofs or not work.claims.ends or len(graphs) != 1:
+        return
+    left = work.open() if instances is None else instances[torch.isin(instances, work.open())]
+    for one in pieces(left, 1):
+        (each,), region = graphs, work.problem.region.take(one)
+        bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline)
+        if not worth_quadratic_forms(bounds):
+            return
+        with suppress(NoAffineForms, torch.linalg.LinAlgError):
+            yield Walks(graphs, one, (known_by_quadratic_forms(bounds),), (SQUARES,))
 
 
 def worth_functions(each: Ensemble) -> bool:
