@@ -13,7 +13,8 @@ Third order comes from products: with a linear function ``a`` and ``|u| <= M``, 
 
     |a u| <= max |a| M    and    |a u| <= (s a^2 + m M / s) / 2    for any s > 0,
 
-of which the one with the smaller mean over the corners is taken: that of the matrix is its trace.
+of which the smaller one is taken. What is small is decided by the mean over the corners, which is the trace of the
+matrix, and by the largest value, which counts ``WORST`` of that.
 """
 
 from __future__ import annotations
