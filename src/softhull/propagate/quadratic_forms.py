@@ -83,18 +83,16 @@ def worth_quadratic_forms(bounds: LinearBounds) -> bool:
     return few and bounds.region.lower.dtype == torch.float64 and worth_forms(bounds)
 
 
-def known_by_quadratic_forms(bounds: LinearBounds) -> LinearBounds:
-    """The same bounds of one instance, which know all that quadratic forms say; NoAffineForms where there are none."""
-    output_form(bounds)
-    return bounds
-
-
 def output_form(bounds: LinearBounds) -> QuadraticForms:
-    """The forms of the output alone, which other nodes were told of."""
+    """The last forms of one instance: the bounds know what all said; NoAffineForms where there are none."""
 
     def made() -> QuadraticForms:
         forms = QuadraticForms(bounds)
-        forms.tell_all()
+        try:
+            forms.tell_all()
+        except BaseException:
+            forms.close()
+            raise
         return forms
 
     return bounds.knowledge.find("output", len(bounds.graph.nodes) - 1, made)
@@ -167,6 +165,13 @@ class QuadraticForms(Zonotopes):
         self._cuts: list[set[int]] = []
         self._late: set[int] = set()
         self._read = {structure.source(i) for node in nodes if isinstance(node.operator, Softmax) for i in node.inputs}
+
+    def close(self) -> None:
+        """Lets go of all forms: bounds know of them and they of bounds, which is not found out for a long time."""
+        self._forms.clear()
+        self._rests.clear()
+        self._cuts.clear()
+        self._metrics, self._groups = self._metrics[:0], []
 
     # What forms say
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -31,7 +31,7 @@ from ..propagate.knowledge import Knowledge
 from ..propagate.methods import Auto, FirstLook, Linear, Paper, SecondOrder
 from ..propagate.optimize import Apart, Chosen, optimized_lower, with_better_differences
 from ..propagate.products import prepare_jointly
-from ..propagate.quadratic_forms import known_by_quadratic_forms, output_form, worth_quadratic_forms
+from ..propagate.quadratic_forms import output_form, worth_quadratic_forms
 from ..propagate.second_order.ascent import LARGEST, ascended_lower
 from ..propagate.second_order.forward import TENSORS
 from ..propagate.second_order.rectified import bent_lower, rectified
@@ -259,8 +259,8 @@ def by_squares(work: Work, method: Linear, instances: Tensor | None = None) -> I
         bounds = LinearBounds(each.graph, region, method, each.structure, effort.memory, effort.deadline)
         if not worth_quadratic_forms(bounds):
             return
-        with suppress(NoAffineForms, torch.linalg.LinAlgError):
-            yield Walks(graphs, one, (known_by_quadratic_forms(bounds),), (SQUARES,))
+        with suppress(NoAffineForms, torch.linalg.LinAlgError), closing(output_form(bounds)):
+            yield Walks(graphs, one, (bounds,), (SQUARES,))
 
 
 def worth_functions(each: Ensemble) -> bool:
