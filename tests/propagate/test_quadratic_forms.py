@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.graph import Graph
-from softhull.graph.ops.normalize import Normalized
+from softhull.graph.ops.normalize import InverseDeviation, Normalized
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
 from softhull.propagate import quadratic_forms
@@ -158,6 +158,32 @@ def test_numbers_whose_squares_vanish(scale: float) -> None:
         assert violations(graph, region, 3) == 0
     except NoAffineForms:
         assert scale < 1e-140 or scale > 1e139
+
+
+@pytest.mark.parametrize("scale", [1e-54, 3e-54, 1e46, 1e52])
+def test_mean_squares_whose_powers_vanish_or_overflow(scale: float) -> None:
+    """Normalised rows of tiny or huge numbers: what is said of them holds, or there are no forms."""
+    b = GraphBuilder((1, 4))
+    z = b.scale(-1, scale, 0.0)
+    r = b.add(InverseDeviation((1,), 1e-109), z)
+    graph = b.finish(b.add(Normalized((1, 4), (1, 1), (1,), 1e-109), z, r))
+    region = Perturbation(0.3).around(torch.tensor([[[1.0, -0.5, 0.25, 2.0]]], dtype=torch.float64))
+    try:
+        assert violations(graph, region, 3) == 0
+    except NoAffineForms:
+        assert not 1e-45 < scale < 1e45
+
+
+def test_what_is_not_a_number_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that overflowed on the way are no bounds, wherever they are met with others."""
+    rng = np.random.default_rng(4)
+    graph = encoder(rng, 1, True, 2, 4)
+    forms = output_form(LinearBounds(graph, one_token(rng, graph, 0.1, math.inf), Linear()))
+    last = len(graph.nodes) - 1
+    C = torch.ones(1, 1, *graph.output_shape, dtype=torch.float64)
+    monkeypatch.setattr(forms, "_noise", lambda slope: torch.full((slope.shape[1], 5, 5), math.nan))
+    assert bool(forms.lower(last, C).isfinite().all())
+    assert all(bool((forms._least_from(last, C, cut) == -math.inf).all()) for cut in forms._cuts)
 
 
 def test_probabilities_far_below_others() -> None:

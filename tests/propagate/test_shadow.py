@@ -165,3 +165,18 @@ def test_what_is_said_of_an_instance_does_not_depend_on_its_company() -> None:
     together = LinearBounds(graph, region, Linear()).lower(last, C)[0]
     alone = [LinearBounds(graph, region.take(torch.tensor([i])), Linear()).lower(last, C)[0, 0] for i in range(2)]
     assert torch.allclose(together, torch.stack(alone), atol=1e-6, rtol=0)
+
+
+def test_the_length_of_vanishing_rows() -> None:
+    """Squares of coefficients below 1e-162 vanish, the rows that they are of do not."""
+    rng, scale = np.random.default_rng(6), 1e-170
+    b = GraphBuilder((1, 4))
+    z = b.scale(-1, 1.0, 0.01)
+    r = b.add(InverseDeviation((1,), EPSILON), z)
+    y = b.add(Normalized((1, 4), (1, 1), (1,), EPSILON), z, r)
+    small = b.scale(b.linear(y, torch.from_numpy(rng.normal(size=(4, 3)))), scale, 0.0)
+    graph = b.finish(b.scale(b.elementwise(Relu(), small), 1 / scale, 0.0))
+    region = Perturbation(1.0).around(torch.zeros(1, 1, 4, dtype=torch.float64))
+    x = torch.from_numpy(rng.uniform(-1, 1, size=(200, 1, 4)))
+    high = LinearBounds(graph, region, Linear()).interval(len(graph.nodes) - 1)[1]
+    assert bool((graph(x) <= high).all())

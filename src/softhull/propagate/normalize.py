@@ -18,7 +18,7 @@ from torch import Tensor
 from ..graph.operator import Elementwise, Interval
 from ..graph.ops.log_sum_exp import Support
 from ..graph.ops.normalize import InverseDeviation, Normalized
-from ..graph.rounding import largest
+from ..graph.rounding import euclidean, largest
 from .free import Free
 from .log_sum_exp import by_planes, planes_of
 from .rules import Backs, step, tightest
@@ -132,7 +132,8 @@ def _constant(bounds: LinearBounds, index: int, C: Tensor, axes: tuple[int, ...]
     least, most = bounds.rough(index)
     flat = (C.clamp(min=0) * least + C.clamp(max=0) * most).sum(dims, keepdim=True)
     count = math.prod(C.shape[axis + 2] for axis in axes)
-    length = C.norm(dim=dims, keepdim=True) * math.sqrt(count)
+    rows = C.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+    length = euclidean(rows, -1).reshape(flat.shape) * math.sqrt(count)
     if bounds.outward:
         cost = bounds.share(2 * count + 8)
         flat = flat - cost * (C.abs() * largest(least, most)).sum(dims, keepdim=True)

@@ -69,8 +69,8 @@ _HOPELESS, _ROUND = 2.0, 1.25
 _WIDE = 16.0
 # Sums of entries that are bounded at once by the forms of a node.
 _FEW = 64
-# Squares of smaller numbers lose digits, or all of them.
-_SMALLEST = 1e-140
+# Squares of smaller numbers lose digits, or all of them; so do powers of larger ones, and of their inverses.
+_SMALLEST, _LARGEST = 1e-140, 1e90
 
 
 # Linear functions in some entries times one number, what bounds that, and its largest value.
@@ -242,7 +242,7 @@ class QuadraticForms(Zonotopes):
         error = error * (1 + cost) + cost * size
         found = self._lowest(AffineForm(centre[None], slope[None], error[None]))
         found = centre + found - error - self.share(4) * (size + error + found.abs())
-        return claim.bound + found[:, None] - self.share(2) * (claim.bound.abs() + found[:, None].abs())
+        return _or_nothing(claim.bound + found[:, None] - self.share(2) * (claim.bound.abs() + found[:, None].abs()))
 
     def interval(self, index: int) -> Interval:
         form, rest = self._forms[index], self.rest(index)
@@ -270,7 +270,7 @@ class QuadraticForms(Zonotopes):
             problem = DenseQuadratic(2 * matrices[part, 0, 1:], matrices[part, 1:, 1:], ball)
             value, _ = bound(problem, Pursuit(_STEPS, found.new_full((len(part),), math.inf)))
             found[part] = found[part] + value - self.share(1) * (found[part].abs() + value.abs())
-        return found
+        return _or_nothing(found)
 
     def _most(self, matrices: Tensor) -> Tensor:
         """The largest values ``[E]`` of quadratics that are nowhere negative, or more."""
@@ -434,7 +434,7 @@ class QuadraticForms(Zonotopes):
         cost = self.share(d + form.slope.shape[1] + 8)
         error = error * (1 + cost) + cost * size
         low = self._lowest(AffineForm(centre[None], slope[None], error[None])).reshape(centre.shape)
-        return (centre + low - error - self.share(4) * (size + error + low.abs()))[:, None]
+        return _or_nothing(centre + low - error - self.share(4) * (size + error + low.abs()))[:, None]
 
     # What rules are made of
 
@@ -724,6 +724,8 @@ class QuadraticForms(Zonotopes):
         self._know("mean square", index, (low, high))
         if bool((mean.centre < 0).any()):  # by rounding
             raise NoAffineForms("a mean square is all but zero")
+        if bool(((low + operator.epsilon < 1 / _LARGEST) | (high > _LARGEST)).any()):
+            raise NoAffineForms("powers of a mean square vanish or overflow")
         return self._with_numbers(
             *self._through(inverse_root(operator.epsilon).parabolas, mean, self._centred(rest), low, high)
         )
@@ -959,6 +961,11 @@ class QuadraticForms(Zonotopes):
         # By Jensen's inequality it is not negative, up to the mean and to what the weights add up to.
         low, high = torch.maximum(low - paid, -2 * off.reshape(low.shape) - cost), torch.maximum(high + paid, paid)
         return self._with_numbers(*self._through(LOGARITHM.parabolas, mean, rest, low, high))
+
+
+def _or_nothing(least: Tensor) -> Tensor:
+    """Lower bounds, which are none where they are not numbers."""
+    return torch.where(least.isnan(), -math.inf, least)
 
 
 def _times(weights: Tensor, matrices: Tensor) -> Tensor:
