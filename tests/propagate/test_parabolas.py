@@ -18,7 +18,7 @@ EPSILON = 1e-5
 Exact = Callable[[Decimal], Decimal]
 
 CURVES: dict[str, tuple[Parabolas, Exact, float, float]] = {
-    "exponential": (parabolas.EXPONENTIAL.parabolas, Decimal.exp, -40.0, 40.0),
+    "exponential": (parabolas.EXPONENTIAL.parabolas, Decimal.exp, -300.0, 300.0),
     "logarithm": (parabolas.LOGARITHM.parabolas, lambda v: (1 + v).ln(), -0.99, 1e3),
     "inverse root": (
         parabolas.inverse_root(EPSILON).parabolas,

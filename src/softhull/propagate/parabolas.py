@@ -92,6 +92,11 @@ def inverse_root(epsilon: float) -> Curve:
     return Curve(lambda v: (v + epsilon).rsqrt(), lambda v: -0.5 * (v + epsilon) ** -1.5, bend, -1)
 
 
+def _bend_of_exponential(a: Tensor, b: Tensor, sign: int) -> Tensor:
+    """The bend of ``exp(v)``; what the difference is rounded by counts as a share of it."""
+    return a.exp() * exponential_bend(b - a, sign) * (1 + sign * share(4, a.dtype) * (1 + (b - a).abs()))
+
+
 def exponential_bend(t: Tensor, sign: int) -> Tensor:
     """``(exp(t) - 1 - t) / t^2``, which rises with t and is never negative, rounded down (-1) or up (1)."""
     small = t.abs() < 0.01
@@ -172,5 +177,5 @@ def rectifier_parabolas(centre: Tensor, low: Tensor, high: Tensor, squares: Tens
 
 
 # exp(v), log(1 + v).
-EXPONENTIAL = Curve(torch.exp, torch.exp, lambda a, b, sign: a.exp() * exponential_bend(b - a, sign), 1)
+EXPONENTIAL = Curve(torch.exp, torch.exp, _bend_of_exponential, 1)
 LOGARITHM = Curve(torch.log1p, lambda v: 1 / (1 + v), logarithm_bend, 1)

@@ -521,9 +521,11 @@ class QuadraticForms(Zonotopes):
 
         It takes the error in, which would grow with every sum of absolute values that it goes through.
         """
+        matrices = matrices.clone()
+        matrices[:, 0, 0] += self.share(4) * matrices.abs().sum((-1, -2))
         most, error = self._most(matrices), form.error.flatten() * (1 + self.share(2))
         noisy = worth_noise(most, form.centre.flatten())
-        matrices, most = matrices.clone(), (most + error) * (1 + self.share(1))
+        most = (most + error) * (1 + self.share(1))
         matrices[:, 0, 0] += error
         if not bool(most.isfinite().all()):
             raise NoAffineForms("quadratic forms are unbounded")
@@ -596,7 +598,7 @@ class QuadraticForms(Zonotopes):
         """Between parabolas; those of one sign are exact."""
         (before,) = self.graph.nodes[index].inputs
         form, rest, (lower, upper) = self.form(before), self.rest(before), self.bounds.interval(before)
-        bends = (lower < 0) & (upper > 0)
+        bends = ~((lower >= 0) | (upper <= 0))
         if bool((bends & (upper - lower < _SMALLEST)).any()):
             raise NoAffineForms("rectifiers of numbers whose squares vanish")
         rate = torch.where(lower >= 0, 1.0, 0.0).to(lower.dtype)
@@ -953,7 +955,10 @@ class QuadraticForms(Zonotopes):
         size = (p * (1 + each.size(self.basis))).sum(-1)
         error = ((p * each.error).sum(-1) + cost * size) * (1 + cost)
         mean = AffineForm((p * (each.centre - 1)).sum(-1), (p[:, None] * each.slope).sum(-1), error)
-        half = _times(p.flatten() * (1 + cost), half).unflatten(0, (-1, K)).sum(1)
+        half = _times(p.flatten() * (1 + cost), half).unflatten(0, (-1, K))
+        paid = cost * half.abs().sum((1, 2, 3))
+        half = half.sum(1)
+        half[:, 0, 0] += paid
         mean = self._with_numbers(mean, half)
         rest = self._rest(mean)
         low, high = (mean.centre + t.reshape(mean.centre.shape) for t in self._range(rest))
@@ -965,7 +970,7 @@ class QuadraticForms(Zonotopes):
 
 def _or_nothing(least: Tensor) -> Tensor:
     """Lower bounds, which are none where they are not numbers."""
-    return torch.where(least.isnan(), -math.inf, least)
+    return torch.where(least < math.inf, least, -math.inf)
 
 
 def _times(weights: Tensor, matrices: Tensor) -> Tensor:
