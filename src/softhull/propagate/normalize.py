@@ -133,7 +133,8 @@ def _constant(bounds: LinearBounds, index: int, C: Tensor, axes: tuple[int, ...]
     flat = (C.clamp(min=0) * least + C.clamp(max=0) * most).sum(dims, keepdim=True)
     count = math.prod(C.shape[axis + 2] for axis in axes)
     rows = C.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
-    length = euclidean(rows, -1).reshape(flat.shape) * math.sqrt(count)
+    kept = [1 if dim in dims else size for dim, size in enumerate(C.shape)]
+    length = euclidean(rows, -1).reshape(kept) * math.sqrt(count)
     if bounds.outward:
         cost = bounds.share(2 * count + 8)
         flat = flat - cost * (C.abs() * largest(least, most)).sum(dims, keepdim=True)
