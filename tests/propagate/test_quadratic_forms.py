@@ -17,10 +17,12 @@ from softhull.graph.graph import Graph
 from softhull.graph.ops.normalize import InverseDeviation, Normalized
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
-from softhull.propagate import quadratic_forms
+from softhull.propagate import quadratic_rules
 from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Linear
-from softhull.propagate.quadratic_forms import QuadraticForms, output_form, trace
+from softhull.propagate.quadratic_forms import QuadraticForms, output_form
+from softhull.propagate.quadratics import Rest, trace
+from softhull.propagate.second_order.affine_form import AffineForm
 from softhull.propagate.second_order.rules import NoAffineForms
 from softhull.propagate.zonotopes import known_by_forms
 from softhull.regions import Perturbation, Region
@@ -83,29 +85,84 @@ def test_forms_of_random_networks_hold() -> None:
     assert held(violations, 24) > 8
 
 
-@pytest.mark.parametrize("planted", ["_curved", "_noise", "_weights", "_absolute", "_between", "_log_mean", "_centred"])
-def test_a_planted_error_is_found(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def tenth(found: Any) -> Any:
+    return 0.1 * found
+
+
+def fifth_of_what_bounds(found: tuple[AffineForm | Tensor, Tensor]) -> Any:
+    return found[0], 0.2 * found[1]
+
+
+PLANTED = [
+    (QuadraticForms, "curved", fifth_of_what_bounds),
+    (QuadraticForms, "_between", fifth_of_what_bounds),
+    (QuadraticForms, "noise_in", tenth),
+    (QuadraticForms, "absolute", tenth),
+    (QuadraticForms, "weights", lambda found: (0.1 * found[0], 0.1 * found[1])),
+    (quadratic_rules, "_centred", lambda found: replace(found, shift=0.0 * found.shift)),
+    (quadratic_rules, "_log_mean", lambda found: AffineForm(found.centre, 0.0 * found.slope, found.error)),
+    (quadratic_rules, "_mean_square", fifth_of_what_bounds),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "less"), PLANTED, ids=[name for _, name, _ in PLANTED])
+def test_a_planted_error_is_found(owner: Any, name: str, less: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of what is charged is left out, and sampled values tell."""
-    true_rule = getattr(QuadraticForms, planted)
-
-    def less(self: QuadraticForms, *given: Any) -> Any:
-        found = true_rule(self, *given)
-        if planted == "_curved":
-            return found[0], 0.2 * found[1]
-        if planted == "_weights":
-            return 0.1 * found[0], 0.1 * found[1]
-        if planted == "_between":
-            return found[0], 0.2 * found[1]
-        if planted == "_centred":
-            return replace(found, shift=0.0 * found.shift)
-        if planted == "_log_mean":
-            return type(found)(found.centre, 0.0 * found.slope, found.error)
-        return 0.1 * found
-
-    monkeypatch.setattr(quadratic_forms.QuadraticForms, planted, less)
+    true_rule = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: less(true_rule(*given)))
     rng = np.random.default_rng(5)
-    graph = encoder(rng, 2 if planted == "_weights" else 1, True)
+    graph = encoder(rng, 2 if name == "weights" else 1, True)
     assert any(violations(graph, one_token(rng, graph, eps, math.inf), 5) for eps in (0.2, 0.5, 0.05, 0.3, 0.1))
+
+
+def numbered_rows(seed: int) -> tuple[QuadraticForms, Tensor, Tensor, Rest, Tensor]:
+    """Forms of four inputs with twenty fresh numbers, points ``t [p, 4]``, the same with 1 before them, four entries,
+    and their slopes over the numbers."""
+    b = GraphBuilder((1, 4))
+    graph = b.finish(b.elementwise(Relu(), b.scale(-1, 1.0, 0.0)))
+    forms = QuadraticForms(LinearBounds(graph, Perturbation(1.0).around(torch.zeros(1, 1, 4).double()), Linear()))
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=draw)
+
+    roots = normal(20, 5, 2) * 10 ** normal(20, 1, 1).clamp(-2, 0)
+    metrics = roots @ roots.mT
+    forms._keep(metrics / forms.most(metrics)[:, None, None])
+    slope, square, linear = 0.3 * normal(20, 4), 0.2 * normal(4, 4, 4), normal(4, 4)
+    square = square + square.mT
+    noise = forms.noise_in(slope)
+    beside = noise + forms.absolute(square)
+    entries = Rest(linear, square, noise, beside, linear.abs().sum(-1), forms.most(beside))
+    t = torch.cat((2 * torch.rand(400, 4, dtype=torch.float64, generator=draw) - 1, normal(400, 4).sign()))
+    return forms, t, torch.cat((torch.ones_like(t[:, :1]), t), 1), entries, slope
+
+
+def along(matrices: Tensor, ones: Tensor) -> Tensor:
+    """Quadratics ``[E, q, q]`` at points ``[p, q]``, ``[p, E]``."""
+    return torch.einsum("pi,eij,pj->pe", ones, matrices, ones)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_rows_by_their_numbers(share: float) -> None:
+    """Mean squares, and noise times deviations of one number, with numbers at their worst; less is not enough."""
+    missed = 0
+    for seed in range(6):
+        forms, t, ones, x, slope = numbered_rows(seed)
+        signs = torch.randn(len(t), 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).sign()
+        numbers = along(forms.metrics, ones) * signs
+        beside = torch.einsum("pi,eij,pj->pe", t, x.square, t) + numbers @ slope
+        middle, half = quadratic_rules._mean_square(forms, x, slope)
+        true = (t @ x.linear.T + beside).square().mean(1)
+        missed += int(((true - along(middle[None], ones)[:, 0]).abs() > share * along(half[None], ones)[:, 0]).sum())
+        inner, which, shared = quadratic_rules._number_by_number(forms, slope, x, x, 0)
+        deviation = (t @ x.linear[0] + along(x.beside, ones)[:, 0])[:, None]
+        most = along(inner, ones) + along(shared, ones) @ slope[which].abs()
+        missed += int(((deviation * beside).abs() > share * most).sum())
+        # A single number, and nothing else.
+        alone = numbers[:, which] * deviation
+        missed += int((alone.abs() > share * along(shared, ones)).sum())
+    assert (missed == 0) == (share == 1)
 
 
 def test_they_say_more_than_affine_forms() -> None:
@@ -181,7 +238,7 @@ def test_what_is_not_a_number_bounds_nothing(monkeypatch: pytest.MonkeyPatch) ->
     forms = output_form(LinearBounds(graph, one_token(rng, graph, 0.1, math.inf), Linear()))
     last = len(graph.nodes) - 1
     C = torch.ones(1, 1, *graph.output_shape, dtype=torch.float64)
-    monkeypatch.setattr(forms, "_noise", lambda slope: torch.full((slope.shape[1], 5, 5), math.nan))
+    monkeypatch.setattr(forms, "noise_in", lambda slope: torch.full((slope.shape[1], 5, 5), math.nan))
     assert bool(forms.lower(last, C).isfinite().all())
     assert all(bool((forms._least_from(last, C, cut) == -math.inf).all()) for cut in forms._cuts)
 

@@ -182,7 +182,7 @@ class TokenBalls(Zonotopes):
             own = self._attended(operator, index, x, balls)
             if own is None:
                 radius = radius + self._on_the_right(operator, right, x, balls)
-        centre, slope, radius, error = self._tangent(operator, x, y, (-radius, radius))
+        centre, slope, radius, error = self.tangent(operator, x, y, (-radius, radius))
         if own is not None:
             slope = self._with_ball(slope, own)
             missed = missed + len(own) * underflow(missed.dtype)

@@ -280,7 +280,7 @@ class Zonotopes:
     def _(self, operator: Bilinear, index: int) -> AffineForm:
         x, y = (self.form(i) for i in self.graph.nodes[index].inputs)
         radius = operator.value(self.radius(x), self.radius(y))
-        return self._with_noise(*self._tangent(operator, x, y, (-radius, radius)))
+        return self._with_noise(*self.tangent(operator, x, y, (-radius, radius)))
 
     @rule.register
     def _(self, operator: MatMul, index: int) -> AffineForm:
@@ -288,14 +288,14 @@ class Zonotopes:
         x, y = self.form(left), self.form(right)
         if len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
             radius = operator.value(self.radius(x), self.radius(y))
-            return self._with_noise(*self._tangent(operator, x, y, (-radius, radius)))
+            return self._with_noise(*self.tangent(operator, x, y, (-radius, radius)))
         low, high = self._products(operator, x, y, self._half(left), self._half(right))
         if self.bounds.structure.rows_are_softmax(left, len(operator.left) - 1):
             x, shifted = self._summing_to_one(x)
             # Products are those of deviations from the centre as it was.
             moved = operator.value(shifted, self.radius(y))
             low, high = low - moved, high + moved
-        return self._with_noise(*self._tangent(operator, x, y, (low, high)))
+        return self._with_noise(*self.tangent(operator, x, y, (low, high)))
 
     @rule.register
     def _(self, operator: Normalized, index: int) -> AffineForm:
@@ -304,7 +304,7 @@ class Zonotopes:
         dz, dr = (form.padded(self.count) for form in (z, r))
         hz, hr = (self._half(i) for i in self.graph.nodes[index].inputs)
         between = self._joint(dz, dr.expand(dz.shape), hz, hr.expand(z.centre.shape))
-        centre, slope, radius, error = self._tangent(operator, z, r, between)
+        centre, slope, radius, error = self.tangent(operator, z, r, between)
         least, most = operator.interval(*(self.bounds.rough(i) for i in self.graph.nodes[index].inputs))
         half = (most - least) / 2 + ulps(4, least.dtype) * largest(least, most)
         dims = tuple(axis + 1 for axis in operator.axes)
@@ -345,9 +345,9 @@ class Zonotopes:
 
     @rule.register
     def _(self, operator: Softmax, index: int) -> AffineForm:
-        return self._with_noise(*self._probabilities(operator, index))
+        return self._with_noise(*self.probabilities(operator, index))
 
-    def _probabilities(self, operator: Softmax, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def probabilities(self, operator: Softmax, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Centres and slopes of probabilities, what they may be off by, and what is worth no noise of its own."""
         (before,), axis = self.graph.nodes[index].inputs, operator.axis
         form = self.form(before)
@@ -400,7 +400,7 @@ class Zonotopes:
 
     # Products of deviations
 
-    def _tangent(
+    def tangent(
         self, operator: Bilinear, x: AffineForm, y: AffineForm, between: Interval
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tangent of a product at the centres, and what is ``between`` it and the product; rounding costs."""
