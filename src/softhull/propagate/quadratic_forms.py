@@ -250,15 +250,18 @@ class QuadraticForms(Zonotopes):
         for first, last in self.balls:
             if first < k and bool(used[first:last].any()):
                 found[:, 0, 0] += euclidean(slope[first:last], 0) * (1 + self.share(last - first))
-        for first, metric in self.groups:
-            if first < k and bool(used[first : first + n].any()):
-                entries = (slope[first : first + n] != 0).any(0).nonzero()[:, 0]
-                linear = slope[first : first + n, entries].T
-                one = metric.new_ones(len(entries))
-                weights = self.weights(linear.square().sum(-1), self.noise.radius(linear), one, trace(metric) * one)
-                found[entries] += times(weights[0], products_of(linear, linear)) + times(weights[1], metric)
-                sizes = weights[0] * linear.abs().sum(-1).square() + weights[1] * metric.abs().sum()
-                found[entries, 0, 0] += self.share(8) * sizes
+        groups = [(first, metric) for first, metric in self.groups if first < k and bool(used[first : first + n].any())]
+        if groups:
+            columns = torch.tensor([first for first, _ in groups], device=slope.device)[:, None] + positions(slope[:n])
+            linear, metrics = slope[columns].permute(2, 0, 1), torch.stack([metric for _, metric in groups])
+            mean = trace(metrics)
+            squares, far, one = linear.square().sum(-1), self.noise.radius(linear), torch.ones_like(mean)
+            on_line, on_metric = self.weights(squares, far, one, mean)
+            rooted = on_line.sqrt()[..., None] * linear
+            found[:, 1:, 1:] += rooted.mT @ rooted
+            found += (on_metric @ metrics.flatten(1)).unflatten(1, (q, q))
+            sizes = on_line * linear.abs().sum(-1).square() + on_metric * metrics.abs().sum((-1, -2))
+            found[:, 0, 0] += self.share(len(groups) + 8) * sizes.sum(-1)
         return found
 
     def weights(self, squares: Tensor, far: Tensor, most: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
