@@ -31,7 +31,7 @@ from ..graph.rounding import euclidean, largest, ulps, underflow
 from .crown import LinearBounds, LinearWalk
 from .parabolas import WORST, Parabola, Parabolas
 from .quadratic_rules import quadratic_form
-from .quadratics import Group, Rest, matrix_of, products_of, times, trace
+from .quadratics import Group, Rest, matrix_of, times, trace
 from .second_order.affine_form import AffineForm, worth_noise
 from .second_order.dual import Pursuit, bound
 from .second_order.quadratic import DenseQuadratic
