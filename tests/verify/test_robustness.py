@@ -18,7 +18,7 @@ from softhull.propagate.crown import LinearBounds
 from softhull.propagate.methods import Branch, FirstLook, Linear, Paper
 from softhull.propagate.structure import Structure
 from softhull.regions import Perturbation
-from softhull.verify import walks
+from softhull.verify import walk_stages
 from softhull.verify.margins import Margins, class_change
 from softhull.verify.methods import CLASSES, RANGES, SCORES, TABLE, find_method
 from softhull.verify.result import Verdict
@@ -81,7 +81,7 @@ def walked():
 def test_forms_over_balls_lose_no_verdict_that_walks_to_the_input_give(reached, walked, monkeypatch):
     """What they prove survives the attack; what they leave is walked, unless walks would not reach the input."""
     graph, x, labels, usual = walked
-    monkeypatch.setattr(walks, "worth_balls", lambda bounds: True)
+    monkeypatch.setattr(walk_stages, "worth_balls", lambda bounds: True)
     monkeypatch.setattr(Structure, "reaches_input", reached)
     for eps, before in usual.items():
         result = verify_robustness(graph, x, labels, Perturbation(eps), attack=True)
@@ -103,14 +103,14 @@ def test_a_first_look_at_a_large_network_starts_no_walks(monkeypatch):
     rng = np.random.default_rng(3)
     graph = encoder(rng, 1, True, 2, 4)
     x = torch.from_numpy(rng.normal(size=(1, *graph.input_shape)))
-    walked, start = [], walks.linear_walks
+    walked, start = [], walk_stages.linear_walks
 
     def watched(work, method, *args, **settings):
         walked.append(type(method))
         return start(work, method, *args, **settings)
 
-    monkeypatch.setattr(walks, "worth_balls", lambda bounds: True)
-    monkeypatch.setattr(walks, "linear_walks", watched)
+    monkeypatch.setattr(walk_stages, "worth_balls", lambda bounds: True)
+    monkeypatch.setattr(walk_stages, "linear_walks", watched)
     found = certified_radius(graph, x, graph(x).flatten(1).argmax(1), Perturbation(0.5), steps=2)
     assert float(found[0]) > 0
     assert walked

@@ -193,7 +193,7 @@ def test_many_instances_are_worked_on_in_parts(monkeypatch):
     graph, (x, label) = attention(rng), instances(rng, 3)
     asked = (graph, x, label, Perturbation(0.05), "nll", FIRST)
     together = verify_uncertainty(*asked, attack=QUICK).column("bound")
-    monkeypatch.setattr("softhull.verify.walks.instances_together", lambda bounds: 1)
+    monkeypatch.setattr("softhull.verify.walk_stages.instances_together", lambda bounds: 1)
     np.testing.assert_allclose(verify_uncertainty(*asked, attack=QUICK).column("bound"), together, rtol=1e-2)
 
 

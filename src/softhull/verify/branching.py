@@ -32,7 +32,8 @@ from .margins import Margins
 from .problem import Solution
 from .programs import Members, Programs, taken
 from .score_claims import ScoreClaims
-from .walks import Walks, instances_together, linear_walks, networks_of, second_order
+from .walk_stages import linear_walks, networks_of, second_order
+from .walks import Walks, instances_together
 
 # What excludes a row that cells inside the network prove, by linear walks or by second order.
 CUT, CUT_LOGITS = "cuts", "cuts of logits"
