@@ -115,27 +115,45 @@ def test_a_planted_error_is_found(owner: Any, name: str, less: Any, monkeypatch:
     assert any(violations(graph, one_token(rng, graph, eps, math.inf), 5) for eps in (0.2, 0.5, 0.05, 0.3, 0.1))
 
 
-def numbered_rows(seed: int) -> tuple[QuadraticForms, Tensor, Tensor, Rest, Tensor]:
-    """Forms of four inputs with twenty fresh numbers, points ``t [p, 4]``, the same with 1 before them, four entries,
-    and their slopes over the numbers."""
+def numbered_rows(seed: int, norm: float, scale: float) -> tuple[QuadraticForms, Tensor, Rest, Tensor, Tensor]:
+    """Forms of four inputs with fresh numbers: twenty alone, a group and a ball, which differ in size.
+
+    With points ``[p, 5]``, 1 and what moves; four entries, their slopes over the numbers, and the numbers ``[p, 27]``
+    at their worst.
+    """
     b = GraphBuilder((1, 4))
     graph = b.finish(b.elementwise(Relu(), b.scale(-1, 1.0, 0.0)))
-    forms = QuadraticForms(LinearBounds(graph, Perturbation(1.0).around(torch.zeros(1, 1, 4).double()), Linear()))
-    draw = torch.Generator().manual_seed(seed)
+    region = Perturbation(1.0, norm).around(torch.zeros(1, 1, 4).double())
+    forms, draw = QuadraticForms(LinearBounds(graph, region, Linear())), torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.float64, generator=draw)
 
+    def kept(metrics: Tensor) -> Tensor:
+        metrics = metrics / forms.most(metrics)[:, None, None]
+        forms._keep(metrics)
+        return metrics
+
+    t = torch.cat((2 * torch.rand(400, 4, dtype=torch.float64, generator=draw) - 1, normal(400, 4).sign()))
+    t = t / t.norm(norm, 1, keepdim=True).clamp(min=1)
+    ones = torch.cat((torch.ones_like(t[:, :1]), t), 1)
     roots = normal(20, 5, 2) * 10 ** normal(20, 1, 1).clamp(-2, 0)
     metrics = roots @ roots.mT
-    forms._keep(metrics / forms.most(metrics)[:, None, None])
-    slope, square, linear = 0.3 * normal(20, 4), 0.2 * normal(4, 4, 4), normal(4, 4)
+    if norm < math.inf:
+        metrics[::2] = torch.diag(torch.tensor([1.0, -1, -1, -1, -1], dtype=torch.float64))
+    worst = [along(kept(metrics), ones) * normal(len(t), 20).sign()]
+    forms.groups.append((20, roots[0] @ roots[0].T / forms.most((roots[0] @ roots[0].T)[None])))
+    forms.balls.append((24, 27))
+    forms._keep(metrics.new_zeros(7, 5, 5))
+    worst.append(t * along(forms.groups[0][1][None], ones) * normal(len(t), 1).sign())
+    worst.append(torch.nn.functional.normalize(normal(len(t), 3), dim=1) * (1 - 1e-9))
+    slope = 0.3 * scale * normal(27, 4) * 10 ** normal(27, 1).clamp(-2, 0)
+    linear, square = scale * normal(4, 4), 0.2 * scale * normal(4, 4, 4)
     square = square + square.mT
     noise = forms.noise_in(slope)
     beside = noise + forms.absolute(square)
-    entries = Rest(linear, square, noise, beside, linear.abs().sum(-1), forms.most(beside))
-    t = torch.cat((2 * torch.rand(400, 4, dtype=torch.float64, generator=draw) - 1, normal(400, 4).sign()))
-    return forms, t, torch.cat((torch.ones_like(t[:, :1]), t), 1), entries, slope
+    entries = Rest(linear, square, noise, beside, forms.noise.radius(linear), forms.most(beside))
+    return forms, ones, entries, slope, torch.cat(worst, 1)
 
 
 def along(matrices: Tensor, ones: Tensor) -> Tensor:
@@ -143,25 +161,24 @@ def along(matrices: Tensor, ones: Tensor) -> Tensor:
     return torch.einsum("pi,eij,pj->pe", ones, matrices, ones)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-79])
+@pytest.mark.parametrize("norm", [math.inf, 2, 1])
 @pytest.mark.parametrize("share", [1.0, 0.3])
-def test_rows_by_their_numbers(share: float) -> None:
+def test_rows_by_their_numbers(share: float, norm: float, scale: float) -> None:
     """Mean squares, and noise times deviations of one number, with numbers at their worst; less is not enough."""
     missed = 0
     for seed in range(6):
-        forms, t, ones, x, slope = numbered_rows(seed)
-        signs = torch.randn(len(t), 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).sign()
-        numbers = along(forms.metrics, ones) * signs
-        beside = torch.einsum("pi,eij,pj->pe", t, x.square, t) + numbers @ slope
+        forms, ones, x, slope, numbers = numbered_rows(seed, norm, scale)
+        beside = torch.einsum("pi,eij,pj->pe", ones[:, 1:], x.square, ones[:, 1:]) + numbers @ slope
         middle, half = quadratic_rules._mean_square(forms, x, slope)
-        true = (t @ x.linear.T + beside).square().mean(1)
+        true = (ones[:, 1:] @ x.linear.T + beside).square().mean(1)
         missed += int(((true - along(middle[None], ones)[:, 0]).abs() > share * along(half[None], ones)[:, 0]).sum())
         inner, which, shared = quadratic_rules._number_by_number(forms, slope, x, x, 0)
-        deviation = (t @ x.linear[0] + along(x.beside, ones)[:, 0])[:, None]
+        assert bool((which < 20).all())  # those alone
+        deviation = (ones[:, 1:] @ x.linear[0] + along(x.beside, ones)[:, 0])[:, None]
         most = along(inner, ones) + along(shared, ones) @ slope[which].abs()
         missed += int(((deviation * beside).abs() > share * most).sum())
-        # A single number, and nothing else.
-        alone = numbers[:, which] * deviation
-        missed += int((alone.abs() > share * along(shared, ones)).sum())
+        missed += int(((numbers[:, which] * deviation).abs() > share * along(shared, ones)).sum())
     assert (missed == 0) == (share == 1)
 
 

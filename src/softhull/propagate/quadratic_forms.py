@@ -284,6 +284,8 @@ class QuadraticForms(Zonotopes):
         ``sum_i |w_i| (v_i . t)^2`` bounds ``sum_i w_i (v_i . t)^2`` for any v and w; what that misses of the quadratic
         is charged.
         """
+        if not bool(square.isfinite().all()):
+            raise NoAffineForms("quadratic forms overflow")
         n = square.shape[-1]
         found = square.new_zeros(len(square), n + 1, n + 1)
         for part in pieces((square != 0).flatten(1).any(-1).nonzero()[:, 0], _TOGETHER):

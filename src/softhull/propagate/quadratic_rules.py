@@ -20,7 +20,7 @@ from ..graph.ops.normalize import InverseDeviation, Normalized
 from ..graph.ops.product import Product
 from ..graph.ops.relu import Relu
 from ..graph.ops.softmax import Softmax
-from ..graph.rounding import largest, underflow
+from ..graph.rounding import euclidean, largest, underflow
 from .normalize import walked_mean_square
 from .parabolas import EXPONENTIAL, LOGARITHM, WORST, inverse_root, rectifier_parabolas, sigmoid_parabolas
 from .quadratics import Group, Rest, bordered, products_of, times, trace
@@ -213,10 +213,11 @@ def _mean_squares(
 def _mean_square(forms: QuadraticForms, x: Rest, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """That of the entries of one row, with ``numbers [k, d]``; squares of linear parts are exact."""
     d = len(x.linear)
-    square = times(x.reach, x.beside).sum(0) / d  # the mean of the others is between 0 and that
+    squares = times(x.reach, x.beside) / d
+    square = squares.sum(0)  # the mean of the others is between 0 and that
     own = bordered(x.linear.mT @ x.linear) / d
     half = square / 2 + _by_lines(forms, x.linear * (2 / d), x.square, numbers)
-    half[0, 0] += forms.share(d + 8) * (square.abs().sum() + x.linear.abs().sum(-1).square().sum())
+    half[0, 0] += forms.share(d + 8) * (squares.abs().sum() + x.linear.abs().sum(-1).square().sum())
     return own + square / 2, half
 
 
@@ -228,7 +229,9 @@ def _by_lines(forms: QuadraticForms, lines: Tensor, square: Tensor, numbers: Ten
     k, n = len(numbers), lines.shape[-1]
     cubic = torch.einsum("ij,ikl->jkl", lines, square)
     cubic = (cubic + cubic.permute(1, 0, 2) + cubic.permute(1, 2, 0)) / 3
-    found = forms.absolute(cubic).sum(0)
+    parts = forms.absolute(cubic)
+    found = parts.sum(0)
+    found[0, 0] += forms.share(n + 4) * parts.abs().sum()
     slope = numbers @ lines
     used = (slope != 0).any(1)
     alone = used & (forms.sizes[:k] > 0)
@@ -244,14 +247,20 @@ def _by_lines(forms: QuadraticForms, lines: Tensor, square: Tensor, numbers: Ten
         if first < k and bool(used[first:last].any()):
             line = slope[first:last]
             length = bordered(line.mT @ line)  # the square of that of what multiplies the ball
-            rate = float((trace(length) + WORST * forms.most(length[None])[0]).sqrt())
-            if rate > 0:
-                found += length / (2 * rate)
-                found[0, 0] += rate / 2 + forms.share(last - first + 8) * (length.abs().sum() / rate + rate)
+            rate = float(trace(length) + WORST * forms.most(length[None])[0])
+            if not _SMALLEST**2 < rate < math.inf:  # it would lose digits
+                found[0, 0] += euclidean(forms.noise.radius(line), 0) * (1 + forms.share(last - first))
+                continue
+            rate = math.sqrt(rate)
+            found += length / (2 * rate)
+            found[0, 0] += rate / 2 * (1 + forms.share(4))
+            found[0, 0] += forms.share(last - first + 8) * line.abs().sum(-1).square().sum() / rate
     groups = [first for first, _ in forms.groups if first < k and bool(used[first : first + n].any())]
     if groups:
         both = torch.stack([slope[first : first + n] for first in groups])
-        found += forms.absolute((both + both.mT) / 2).sum(0)
+        parts = forms.absolute((both + both.mT) / 2)
+        found += parts.sum(0)
+        found[0, 0] += forms.share(len(groups) + 4) * parts.abs().sum()
     sizes = square.abs().sum((-1, -2)) + numbers.abs().sum(0)
     found[0, 0] += forms.share(2 * len(lines) + len(groups) + n + 16) * (
         (lines.abs().sum(-1) * sizes).sum() + found.abs().sum()
@@ -343,16 +352,19 @@ def _number_by_number(
     Products with the dearest numbers stay numbers of their own, which entries have in common as before: which these
     are, and what bounds them. Before that what bounds the rest, entry by entry.
     """
-    size = numbers.abs().sum(1) * trace(forms.metrics[: len(numbers)]) * (forms.sizes[: len(numbers)] > 0)
-    which = size.topk(min(_KEPT, len(size))).indices
-    which = which[size[which] > _LEAST * size.sum()].sort().values
+    which = ((numbers != 0).any(1) & (forms.sizes[: len(numbers)] > 0)).nonzero()[:, 0]
+    # Means over the corners may be below zero where these lie outside of a ball.
+    size = numbers[which].abs().sum(1) * (trace(forms.metrics[which]) + WORST).clamp(min=0)
+    chosen = size.topk(min(_KEPT, len(size))).indices
+    which = which[chosen[size[chosen] > _LEAST * size.sum()].sort().values]
     left = numbers.clone()
     left[which] = 0.0
     noise = forms.noise_in(left)
     beside = noise + forms.absolute(x.square)
     x = replace(x, noise=noise, beside=beside, reach=forms.most(beside))
     inner = _by_deviations(forms, x, y[torch.full_like(x.far, k, dtype=torch.long)])
-    metrics, one = forms.metrics[which], torch.ones_like(size[which])
+    metrics = forms.metrics[which]
+    one = torch.ones_like(metrics[:, 0, 0])
     on_line, on_metric = forms.weights(y.linear[k].square().sum() * one, y.far[k] * one, one, trace(metrics))
     found = times(on_line, y.outer[k]) + times(on_metric + y.reach[k], metrics)
     found[:, 0, 0] += forms.share(8) * found.abs().sum((-1, -2))
