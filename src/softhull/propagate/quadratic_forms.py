@@ -47,6 +47,8 @@ _INPUTS = 64
 _STEPS, _TOGETHER = 12, 2048
 # Rows of logits with more pairs than this are told apart by both ends alone.
 _PAIRS = 1 << 13
+# Numbers of which this share is used are not copied.
+_MOST = 0.5
 # Sums of entries that are bounded at once by the forms of a node.
 _FEW = 64
 
@@ -81,8 +83,14 @@ class QuadraticForms(Zonotopes):
         super().__init__(bounds, walked=True)
         n = len(self.moving)
         self.rows, self.columns = torch.triu_indices(n, n, device=self.centre.device)
-        # Of fresh numbers: what bounds them [k, q, q] (zero for those in groups), and the sums of its entries [k].
-        self.metrics = self.centre.new_zeros(0, n + 1, n + 1)
+        # Of fresh numbers: what bounds them, the upper triangles of matrices [k, q, q] (zero for those in groups), and
+        # the sums of their entries [k].
+        q = n + 1
+        self._triangle = torch.triu_indices(q, q, device=self.centre.device)
+        self._places = torch.zeros(q, q, dtype=torch.long, device=self.centre.device)
+        self._places[self._triangle[0], self._triangle[1]] = positions(self._triangle[0])
+        self._places = torch.maximum(self._places, self._places.mT)
+        self._metrics = self.centre.new_zeros(0, len(self._triangle[0]))
         self.sizes = self.centre.new_zeros(0)
         self.groups: list[tuple[int, Tensor]] = []  # the first of n numbers t_i u, and what bounds u
         self.balls: list[tuple[int, int]] = []  # numbers from a first to behind a last that lie in the unit ball
@@ -102,7 +110,7 @@ class QuadraticForms(Zonotopes):
         self._forms.clear()
         self._rests.clear()
         self._cuts.clear()
-        self.metrics, self.groups = self.metrics[:0], []
+        self._metrics, self.groups = self._metrics[:0], []
 
     # What forms say
 
@@ -236,6 +244,10 @@ class QuadraticForms(Zonotopes):
         both = (square + square.mT)[:, self.rows, self.columns]
         return torch.where(self.rows == self.columns, both / 2, both).T
 
+    def metrics(self, which: Tensor) -> Tensor:
+        """What bounds some of the numbers, as matrices ``[.., q, q]``."""
+        return self._metrics[which][:, self._places]
+
     def noise_in(self, slope: Tensor) -> Tensor:
         """What bounds all fresh numbers in sums with slopes ``[k, E]``, as matrices ``[E, q, q]``."""
         k, (n, E) = len(slope), (len(self.moving), slope.shape[1])
@@ -244,9 +256,11 @@ class QuadraticForms(Zonotopes):
         used = (slope != 0).any(1)
         alone = used & (self.sizes[:k] > 0)
         if bool(alone.any()):
-            size = slope[alone].abs().T
-            found += (size @ self.metrics[:k][alone].flatten(1)).unflatten(1, (q, q))
-            found[:, 0, 0] += self.share(k) * (size @ self.sizes[:k][alone])
+            # Where most are used, copies take longer than products with zero.
+            some = alone if int(alone.sum()) < _MOST * k else slice(None)
+            size = slope[some].abs().T
+            found += (size @ self._metrics[:k][some])[:, self._places]
+            found[:, 0, 0] += self.share(k) * (size @ self.sizes[:k][some])
         for first, last in self.balls:
             if first < k and bool(used[first:last].any()):
                 found[:, 0, 0] += euclidean(slope[first:last], 0) * (1 + self.share(last - first))
@@ -481,11 +495,12 @@ class QuadraticForms(Zonotopes):
         """What bounds further numbers, each at most one; rounding of quotients is charged."""
         sizes = metrics.abs().sum((-1, -2))
         metrics = metrics.clone()
-        metrics[:, 0, 0] += self.share(4) * sizes
-        held = metrics.element_size() * (len(self.metrics) + len(metrics)) * metrics[:1].numel()
+        metrics[:, 0, 0] += self.share(6) * sizes
+        held = metrics.element_size() * (len(self._metrics) + len(metrics)) * self._metrics.shape[1]
         if held > self.tensors * self.bounds.memory:
             raise NoAffineForms("what bounds the noise of quadratic forms does not fit the memory")
-        self.metrics = torch.cat((self.metrics, metrics))
+        upper = ((metrics + metrics.mT) / 2)[:, self._triangle[0], self._triangle[1]]
+        self._metrics = torch.cat((self._metrics, upper))
         self.sizes = torch.cat((self.sizes, sizes * (1 + self.share(8))))
 
     def with_groups(self, form: AffineForm, groups: list[Group]) -> AffineForm:
@@ -495,9 +510,9 @@ class QuadraticForms(Zonotopes):
         n = len(self.moving)
         own = form.slope.new_zeros(len(groups) * n, form.centre.numel())
         for k, (entries, linear, matrix, most) in enumerate(groups):
-            self.groups.append((len(self.metrics) + k * n, matrix / most * (1 + self.share(4))))
+            self.groups.append((len(self.sizes) + k * n, matrix / most * (1 + self.share(4))))
             own[k * n : (k + 1) * n, entries] = linear.T * most * (1 + self.share(4))
-        self._keep(self.metrics.new_zeros(len(own), *self.metrics.shape[1:]))
+        self._keep(own.new_zeros(len(own), n + 1, n + 1))
         error = form.error + self.share(4) * own.abs().sum(0).reshape(form.error.shape)
         return AffineForm(form.centre, self._with_rows(form.slope, own.unflatten(1, form.centre.shape[1:])), error)
 
@@ -507,8 +522,8 @@ class QuadraticForms(Zonotopes):
         centre.view(-1)[entries], slope.flatten(2)[..., entries] = 0.0, 0.0
         error = form.error.clone()
         error.view(-1)[entries] = 0.0
-        self.balls.append((len(self.metrics), len(self.metrics) + d))
-        self._keep(self.metrics.new_zeros(d, *self.metrics.shape[1:]))
+        self.balls.append((len(self.sizes), len(self.sizes) + d))
+        self._keep(slope.new_zeros(d, *[len(self.moving) + 1] * 2))
         own = slope.new_zeros(d, centre.numel())
         own[positions(entries), entries] = math.sqrt(d) * (1 + self.share(4))
         return AffineForm(centre, self._with_rows(slope, own.unflatten(1, centre.shape[1:])), error)

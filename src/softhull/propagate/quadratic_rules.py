@@ -236,7 +236,7 @@ def _by_lines(forms: QuadraticForms, lines: Tensor, square: Tensor, numbers: Ten
     used = (slope != 0).any(1)
     alone = used & (forms.sizes[:k] > 0)
     if bool(alone.any()):
-        line, metrics = slope[alone], forms.metrics[:k][alone]
+        line, metrics = slope[alone], forms.metrics(alone.nonzero()[:, 0])
         one = torch.ones_like(line[:, 0])
         on_line, on_metric = forms.weights(line.square().sum(-1), forms.noise.radius(line), one, trace(metrics))
         found[1:, 1:] += (on_line[:, None] * line).mT @ line
@@ -354,7 +354,7 @@ def _number_by_number(
     """
     which = ((numbers != 0).any(1) & (forms.sizes[: len(numbers)] > 0)).nonzero()[:, 0]
     # Means over the corners may be below zero where these lie outside of a ball.
-    size = numbers[which].abs().sum(1) * (trace(forms.metrics[which]) + WORST).clamp(min=0)
+    size = numbers[which].abs().sum(1) * (trace(forms.metrics(which)) + WORST).clamp(min=0)
     chosen = size.topk(min(_KEPT, len(size))).indices
     which = which[chosen[size[chosen] > _LEAST * size.sum()].sort().values]
     left = numbers.clone()
@@ -363,7 +363,7 @@ def _number_by_number(
     beside = noise + forms.absolute(x.square)
     x = replace(x, noise=noise, beside=beside, reach=forms.most(beside))
     inner = _by_deviations(forms, x, y[torch.full_like(x.far, k, dtype=torch.long)])
-    metrics = forms.metrics[which]
+    metrics = forms.metrics(which)
     one = torch.ones_like(metrics[:, 0, 0])
     on_line, on_metric = forms.weights(y.linear[k].square().sum() * one, y.far[k] * one, one, trace(metrics))
     found = times(on_line, y.outer[k]) + times(on_metric + y.reach[k], metrics)
