@@ -59,8 +59,10 @@ def test_they_are_on_their_sides(name: str) -> None:
     """At both ends, at the centre, where parabolas touch, and in between; nothing is tolerated."""
     make, exact, _, _ = CURVES[name]
     centre, low, high = ranges(name, 150, 1)
-    squares = (high - low).square() * torch.from_numpy(np.random.default_rng(2).uniform(0, 0.3, len(low)))
-    above, below = make(centre, low, high, squares)
+    rng = np.random.default_rng(2)
+    squares = (high - low).square() * torch.from_numpy(rng.uniform(0, 0.3, len(low)))
+    blur = squares * torch.from_numpy(rng.choice([0.0, 0.1, 1.0, 10.0, np.inf], len(low)))
+    above, below = make(centre, low, high, squares, blur)
     with localcontext(prec=60):
         for k in range(len(low)):
             ends = Decimal(float(low[k])), Decimal(float(high[k]))
@@ -80,7 +82,7 @@ def test_they_are_close(name: str) -> None:
     gaps = []
     for half in (width, width / 2):
         low, high = centre - half, centre + half
-        above, below = make(centre, low, high, torch.tensor([half * half / 10]).double())
+        above, below = make(centre, low, high, torch.tensor([half * half / 10]).double(), torch.zeros(1).double())
         by = torch.linspace(-half, half, 101).double()
         gap = [p.value + (p.slope + p.bend * by) * by for p in (above, below)]
         gaps.append(float((gap[0] - gap[1]).amax()))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from decimal import Decimal, localcontext
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -94,12 +94,12 @@ def fifth_of_what_bounds(found: tuple[AffineForm | Tensor, Tensor]) -> Any:
 
 
 PLANTED = [
-    (QuadraticForms, "curved", fifth_of_what_bounds),
+    (QuadraticForms, "squared", fifth_of_what_bounds),
     (QuadraticForms, "_between", fifth_of_what_bounds),
     (QuadraticForms, "noise_in", tenth),
-    (QuadraticForms, "absolute", tenth),
+    (QuadraticForms, "_by_eigenvalues", lambda found: (found[0], 0.1 * found[1])),
     (QuadraticForms, "weights", lambda found: (0.1 * found[0], 0.1 * found[1])),
-    (quadratic_rules, "_centred", lambda found: replace(found, shift=0.0 * found.shift)),
+    (QuadraticForms, "around", lambda found: (0.0 * found[0], found[1])),
     (quadratic_rules, "_log_mean", lambda found: AffineForm(found.centre, 0.0 * found.slope, found.error)),
     (quadratic_rules, "_mean_square", fifth_of_what_bounds),
 ]
@@ -150,10 +150,34 @@ def numbered_rows(seed: int, norm: float, scale: float) -> tuple[QuadraticForms,
     slope = 0.3 * scale * normal(27, 4) * 10 ** normal(27, 1).clamp(-2, 0)
     linear, square = scale * normal(4, 4), 0.2 * scale * normal(4, 4, 4)
     square = square + square.mT
-    noise = forms.noise_in(slope)
-    beside = noise + forms.absolute(square)
-    entries = Rest(linear, square, noise, beside, forms.noise.radius(linear), forms.most(beside))
+    noise, (shift, curve) = forms.noise_in(slope), forms.around(square)
+    entries = Rest(linear, square, noise, curve, shift, forms.noise.radius(linear), forms.most(noise + curve))
     return forms, ones, entries, slope, torch.cat(worst, 1)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("norm", [math.inf, 2, 1])
+def test_quadratics_around_numbers(share: float, norm: float) -> None:
+    """In exact arithmetic at corners, in between and at 0: diagonals, single squares, sums, of all sizes."""
+    forms, ones, *_ = numbered_rows(1, norm, 1.0)
+    draw = torch.Generator().manual_seed(3)
+    lines = torch.randn(12, 4, dtype=torch.float64, generator=draw)
+    eye = torch.eye(4, dtype=torch.float64)
+    kinds = [eye.expand(12, 4, 4), lines[:, :, None] * lines[:, None], torch.diag_embed(lines)]
+    square = torch.cat([*kinds, kinds[0] + 0.1 * kinds[1], kinds[0] - kinds[1] / 2, 0 * kinds[1]])
+    square = square * (10.0 ** torch.randint(-150, 90, (len(square), 1, 1), generator=draw).double())
+    shift, found = forms.around(square)
+    points = torch.cat((ones[:4], ones[-4:], ones[:1] * torch.tensor([1.0, 0, 0, 0, 0])))
+    missed = 0
+    for t in points.tolist():
+        both = [[Fraction(x) * Fraction(y) for y in t] for x in t]
+        for k in range(len(square)):
+            value, most = (
+                sum(Fraction(m) * b for row, others in zip(rows, of) for m, b in zip(row, others))
+                for rows, of in ((square[k].tolist(), [row[1:] for row in both[1:]]), (found[k].tolist(), both))
+            )
+            missed += abs(value - Fraction(float(shift[k]))) > Fraction(share) * most
+    assert (missed == 0) == (share == 1)
 
 
 def along(matrices: Tensor, ones: Tensor) -> Tensor:
@@ -177,7 +201,7 @@ def test_rows_by_their_numbers(share: float, norm: float, scale: float) -> None:
         assert bool((which < 20).all())  # those alone
         deviation = (ones[:, 1:] @ x.linear[0] + along(x.beside, ones)[:, 0])[:, None]
         most = along(inner, ones) + along(shared, ones) @ slope[which].abs()
-        missed += int(((deviation * beside).abs() > share * most).sum())
+        missed += int(((deviation * (beside - x.shift)).abs() > share * most).sum())
         missed += int(((numbers[:, which] * deviation).abs() > share * along(shared, ones)).sum())
     assert (missed == 0) == (share == 1)
 

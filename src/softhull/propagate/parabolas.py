@@ -21,6 +21,8 @@ from ..graph.rounding import largest, share, ulps, underflow
 _TOUCHING, _ABOVE, _SAMPLES = 9, 33, 129
 # What the largest of many values counts against their mean, wherever bounds have to be good for both.
 WORST = 0.3
+# What squares are uncertain by counts more than a gap: later nodes feed on it.
+BLUR = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,23 @@ class Parabola:
     slope: Tensor
     bend: Tensor
 
+    def at(self, by: Tensor) -> Tensor:
+        """Its values."""
+        return self.value + (self.slope + self.bend * by) * by
 
-# One above and one below, for numbers [E]: from centres, least and largest values, and the means of squares of D.
-Parabolas = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Parabola, Parabola]]
+    def rate(self, by: Tensor) -> Tensor:
+        """Its derivatives."""
+        return self.slope + 2 * self.bend * by
+
+    def cheapest(self, cost: Tensor) -> Parabola:
+        """Of several ``[k, E]`` the one that costs least, for every number."""
+        place = cost.argmin(0)[None]
+        return Parabola(*(t.gather(0, place)[0] for t in (self.value, self.slope, self.bend)))
+
+
+# One above and one below, for numbers [E]: from centres, least and largest values, the means of squares of D, and what
+# these are uncertain by.
+Parabolas = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Parabola, Parabola]]
 
 
 @dataclass(frozen=True)
@@ -48,11 +64,13 @@ class Curve:
     bend: Callable[[Tensor, Tensor, int], Tensor]
     third: int
 
-    def parabolas(self, centre: Tensor, low: Tensor, high: Tensor, squares: Tensor) -> tuple[Parabola, Parabola]:
+    def parabolas(
+        self, centre: Tensor, low: Tensor, high: Tensor, squares: Tensor, blur: Tensor
+    ) -> tuple[Parabola, Parabola]:
         """One above and one below for numbers ``[E]`` between ``low`` and ``high``.
 
         Of all pairs the one whose gap is least on average, for numbers whose squares from the centre have the mean
-        ``squares``, and at worst.
+        ``squares`` and are known up to ``blur``, and at worst.
         """
         above, below = (
             self._touching(centre, low, high, sign, high if sign == self.third else low) for sign in (1, -1)
@@ -62,8 +80,9 @@ class Curve:
         )
         ends = [(end - centre).expand(gap.value.shape) for end in (low, high)]
         top = torch.minimum(torch.maximum(-gap.slope / (2 * gap.bend), ends[0]), ends[1]).nan_to_num(0.0)
-        most = torch.stack([gap.value + (gap.slope + gap.bend * at) * at for at in (*ends, top)]).amax(0)
+        most = torch.stack([gap.at(by) for by in (*ends, top)]).amax(0)
         cost = gap.value + gap.bend * squares + WORST * most
+        cost = cost + BLUR * blur * (above.bend.abs()[:, None] + below.bend.abs())
         one, other = (t[None] for t in torch.unravel_index(cost.flatten(0, 1).argmin(0), cost.shape[:2]))
         found = [
             Parabola(*(t.gather(0, place)[0] for t in (each.value, each.slope, each.bend)))
@@ -121,7 +140,9 @@ def logarithm_bend(a: Tensor, b: Tensor, sign: int) -> Tensor:
     return (torch.where(small, series, whole) + sign * error).clamp(max=0) / (1 + a).square()
 
 
-def sigmoid_parabolas(centre: Tensor, low: Tensor, high: Tensor, squares: Tensor) -> tuple[Parabola, Parabola]:
+def sigmoid_parabolas(
+    centre: Tensor, low: Tensor, high: Tensor, squares: Tensor, blur: Tensor
+) -> tuple[Parabola, Parabola]:
     """One above and one below ``1 / (1 + exp(-v))``, whose third derivative changes its sign.
 
     Both are parallel to one that meets it at three points. What that is off by is looked at in many points; between
@@ -145,35 +166,44 @@ def sigmoid_parabolas(centre: Tensor, low: Tensor, high: Tensor, squares: Tensor
     return Parabola(value + off.amax(0) + paid, slope, bend), Parabola(value + off.amin(0) - paid, slope, bend)
 
 
-def rectifier_parabolas(centre: Tensor, low: Tensor, high: Tensor, squares: Tensor) -> tuple[Parabola, Parabola]:
+def rectifier_parabolas(
+    centre: Tensor, low: Tensor, high: Tensor, squares: Tensor, blur: Tensor
+) -> tuple[Parabola, Parabola]:
     """One above and one below ``max(v, 0) = (v + |v|) / 2`` for numbers of both signs.
 
     Let v be turned so that its centre is not negative, and lie in ``[-l, h]``. Above ``|v|``: ``v + k (v - b)^2`` with
-    ``k = 2 l / (b + l)^2`` for ``b >= l``, which meets it at ``-l``, and ``k = 1 / (2 b)`` for any b. Below:
-    ``v + k v (v - h)`` with ``k <= 2 / (h + l)``, which meets it at both ends and at 0.
+    ``k = 2 l / (b + l)^2`` for ``b >= l``, which meets it at ``-l``, and ``k = 1 / (2 b)`` for any b; and the chord.
+    Below: ``v + k v (v - h)`` with ``k <= 2 / (h + l)``, which meets it at 0 and h, at best at ``-l`` as well; and
+    lines through 0. Of both the one whose gap is least on average and at worst, with what its bend makes of ``blur``.
     """
     turn = torch.where(centre >= 0, 1.0, -1.0)
     at, less, more = centre.abs(), torch.where(turn > 0, -low, high), torch.where(turn > 0, high, -low)
-    far = torch.maximum(more, less)
-    best = above = torch.full_like(at, math.inf)
-    touch = far
-    for way in torch.linspace(1 / _ABOVE, 1, _ABOVE).tolist():
-        b = way * far
-        k = torch.where(b >= less, 2 / (b + less) * (less / (b + less)), 1 / (2 * b)) * (1 + share(4, low.dtype))
-        cost = k * ((at - b).square() + squares)
-        better = cost < best
-        best, touch, above = (torch.where(better, new, old) for new, old in ((cost, best), (b, touch), (k, above)))
-    below = torch.where(at * at + squares > at * more, 2 / (more + less) * (1 - share(4, low.dtype)), 0.0)
-    sizes = at + less + more + touch
-    paid = share(64, low.dtype) * (1 + (above + below) * sizes) * sizes
+    far, none = torch.maximum(more, less), torch.zeros_like(at)
+    steep, over = (more - less) / (more + less), 2 * less * (more / (more + less))
+    b = torch.linspace(1 / _ABOVE, 1, _ABOVE, dtype=low.dtype, device=low.device)[:, None] * far
+    k = torch.where(b >= less, 2 / (b + less) * (less / (b + less)), 1 / (2 * b)) * (1 + share(4, low.dtype))
+    above = Parabola(*_stacked((k * b.square(), over), (1 - 2 * k * b, steep), (k, none)))
+    top = 2 / (more + less) * (1 - share(4, low.dtype)) * torch.tensor([[1.0], [0.5], [0.0]]).to(low)
+    below = Parabola(*_stacked((none, none, 0 * top), (steep, none - 1, 1 - top * more), (none, none, top)))
+    # Above, the gap is most at 0 or h. Below, at an end or, where there is a bend, half way to one.
+    worst = torch.maximum(above.value, above.at(more) - more)
+    cost = above.value + above.slope * at + above.bend * (at.square() + squares) + WORST * worst
+    above = above.cheapest(cost + BLUR * blur * above.bend)
+    worst = torch.stack([v.abs() - below.at(v) for v in (-less, more, -less / 2, more / 2)]).amax(0)
+    cost = WORST * worst - below.slope * at - below.bend * (at.square() + squares)
+    below = below.cheapest(cost + BLUR * blur * below.bend)
+    sizes = at + less + more + far
+    paid = share(64, low.dtype) * (1 + (above.bend + below.bend) * sizes) * sizes
     found = [
-        Parabola((centre + value + sign * paid) / 2, (1 + turn * slope) / 2, bend / 2)
-        for value, slope, bend, sign in (
-            (at + above * (at - touch).square(), 1 + 2 * above * (at - touch), above, 1),
-            (at + below * at * (at - more), 1 + below * (2 * at - more), below, -1),
-        )
+        Parabola((centre + each.at(at) + sign * paid) / 2, (1 + turn * each.rate(at)) / 2, each.bend / 2)
+        for each, sign in ((above, 1), (below, -1))
     ]
     return found[0], found[1]
+
+
+def _stacked(*columns: tuple[Tensor, ...]) -> list[Tensor]:
+    """Numbers ``[E]`` and ``[k, E]`` in columns, as one tensor each."""
+    return [torch.cat([t.reshape(-1, t.shape[-1]) for t in column]) for column in columns]
 
 
 # exp(v), log(1 + v).

@@ -20,6 +20,7 @@ matrix, and by the largest value, which counts ``WORST`` of that.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -218,8 +219,8 @@ class QuadraticForms(Zonotopes):
     def rest_of(self, form: AffineForm) -> Rest:
         """The parts of a form, with what bounds them; rounding is charged to the bounds."""
         linear, square, noise = self._parts(form)
-        beside = noise + self.absolute(square)
-        return Rest(linear, square, noise, beside, self.noise.radius(linear), self.most(beside))
+        shift, curve = self.around(square)
+        return Rest(linear, square, noise, curve, shift, self.noise.radius(linear), self.most(noise + curve))
 
     def _parts(self, form: AffineForm) -> tuple[Tensor, Tensor, Tensor]:
         """The linear part, the square, and what bounds the noise."""
@@ -293,7 +294,33 @@ class QuadraticForms(Zonotopes):
         return torch.where(good, rate / 2 * up, 0.0), torch.where(good, most / (2 * rate) * up, far * up)
 
     def absolute(self, square: Tensor) -> Tensor:
-        """Matrices ``[E, q, q]`` whose quadratics are at least the absolute values of those of ``square [E, n, n]``.
+        """Matrices ``[E, q, q]`` whose quadratics are at least the absolute values of those of ``square [E, n, n]``."""
+        return self._by_eigenvalues(square, lambda values: torch.zeros_like(values[:, 0]))[1]
+
+    def around(self, square: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers ``[E]``, and matrices ``[E, q, q]`` that bound how far from these quadratics ``[E, n, n]`` may be.
+
+        ``t'Ht - n c = t'(H - c)t - c (n - |t|^2)`` for any c, and the last is zero at all corners of the box: there
+        multipliers hold it for nothing. In a ball the number is half of what ``c |t|^2`` may be.
+        """
+        n, box = square.shape[-1], self.noise.norm > 2
+
+        def level(values: Tensor) -> Tensor:
+            ways = torch.cat((values, torch.zeros_like(values[:, :1])), 1)
+            cost = (values[:, None] - ways[..., None]).abs().sum(-1) + (WORST if box else 0.5) * n * ways.abs()
+            return ways.gather(1, cost.argmin(1)[:, None])[:, 0]
+
+        c, found = self._by_eigenvalues(square, level)
+        shift, cost = c * (n if box else 0.5), self.share(8)
+        own = found.diagonal(dim1=-2, dim2=-1)
+        size = square.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + n * c.abs() + own.sum(-1)
+        if box:
+            own[:, 1:] -= c.abs()[:, None]
+        found[:, 0, 0] += shift.abs() + torch.where(c != 0, cost * size + n * underflow(c.dtype), 0.0)
+        return shift, found
+
+    def _by_eigenvalues(self, square: Tensor, level: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Levels c ``[E]`` that are chosen by the eigenvalues ``[E, n]``, and bounds on the values of ``square - c``.
 
         ``sum_i |w_i| (v_i . t)^2`` bounds ``sum_i w_i (v_i . t)^2`` for any v and w; what that misses of the quadratic
         is charged.
@@ -301,16 +328,18 @@ class QuadraticForms(Zonotopes):
         if not bool(square.isfinite().all()):
             raise NoAffineForms("quadratic forms overflow")
         n = square.shape[-1]
-        found = square.new_zeros(len(square), n + 1, n + 1)
+        found, levels = square.new_zeros(len(square), n + 1, n + 1), square.new_zeros(len(square))
         for part in pieces((square != 0).flatten(1).any(-1).nonzero()[:, 0], _TOGETHER):
             values, vectors = torch.linalg.eigh(square[part])
+            levels[part] = c = level(values)
+            left, values = square[part] - torch.diag_embed(c[:, None].expand_as(values)), values - c[:, None]
             found[part, 1:, 1:] = (vectors * values.abs()[:, None]) @ vectors.mT
-            missed = (square[part] - (vectors * values[:, None]) @ vectors.mT).abs().sum((-1, -2))
+            missed = (left - (vectors * values[:, None]) @ vectors.mT).abs().sum((-1, -2))
             size = ((vectors.abs() * values.abs()[:, None]) @ vectors.abs().mT).sum((-1, -2))
             found[part, 0, 0] += (
                 missed * (1 + self.share(n * n)) + 4 * self.share(n) * size + n * n * underflow(size.dtype)
             )
-        return found
+        return levels, found
 
     def _tell(self, index: int) -> None:
         """As for affine forms, for nodes that relaxations are made over; others are left to interval arithmetic."""
@@ -366,7 +395,9 @@ class QuadraticForms(Zonotopes):
     def _shadow(self, index: int) -> Shadow | None:
         form, n = self._forms[index], len(self.moving)
         rest = self.rest(index)
-        plain = AffineForm(form.centre, form.slope[:, :n], form.error + rest.reach.reshape(form.error.shape))
+        shift, reach = (t.reshape(form.error.shape) for t in (rest.shift, rest.reach))
+        error = form.error + reach + self.share(2) * (form.centre.abs() + shift.abs())
+        plain = AffineForm(form.centre + shift, form.slope[:, :n], error)
         kept, self._forms[index] = form, plain
         try:
             found = super()._shadow(index)
@@ -393,22 +424,22 @@ class QuadraticForms(Zonotopes):
 
     # What rules are made of
 
-    def curved(self, rest: Rest, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """``k D^2`` for entries D without their centres and some k between ``low`` and ``high``, neither negative.
+    def squared(self, rest: Rest) -> tuple[Tensor, Tensor]:
+        """``D^2`` for entries D without their centres: a quadratic and how far from it that may be, ``[E, q, q]``.
 
-        As the quadratic in the middle and how far from it that may be, both ``[E, q, q]``. For a linear a, all else u,
-        and any s up to one, ``(1 - s) a^2 - (1/s - 1) u^2 <= (a + u)^2 <= (1 + s) a^2 + (1 + 1/s) u^2``.
+        For a linear a, all else u, and any s up to one, ``(1 - s) a^2 - (1/s - 1) u^2 <= (a + u)^2 <= (1 + s) a^2 +
+        (1 + 1/s) u^2``. What entries are shifted by counts to a.
         """
-        squares = rest.linear.square().sum(-1) + WORST * rest.far.square()
+        squares = rest.squares + WORST * rest.span.square()
         other = rest.reach * (rest.mean + WORST * rest.reach)
         rate = (other / squares).sqrt().clamp(1e-9, 1.0)
         rate = torch.where(rate.isnan(), 1.0, rate)
         none = rest.reach == 0
         by_u = torch.where(none, 0.0, 1 / rate)
         rate = torch.where(none, 0.0, rate)
-        outer, square = rest.outer, times(rest.reach * (1 + self.share(4)), rest.beside)
-        above = times(high * (1 + rate), outer) + times(high * torch.where(none, 0.0, 1 + by_u), square)
-        below = times(low * (1 - rate), outer) - times(low * torch.where(none, 0.0, by_u - 1), square)
+        outer, square = rest.outer_shifted, times(rest.reach * (1 + self.share(4)), rest.beside)
+        above = times(1 + rate, outer) + times(torch.where(none, 0.0, 1 + by_u), square)
+        below = times(1 - rate, outer) - times(torch.where(none, 0.0, by_u - 1), square)
         middle, half = (above + below) / 2, (above - below) / 2
         half[:, 0, 0] += self.share(16) * (above.abs().sum((-1, -2)) + below.abs().sum((-1, -2))) + underflow(
             half.dtype
@@ -419,31 +450,40 @@ class QuadraticForms(Zonotopes):
         self, parabolas: Parabolas, form: AffineForm, rest: Rest, low: Tensor, high: Tensor
     ) -> tuple[AffineForm, Tensor]:
         """A curve of a form whose entries lie between ``low`` and ``high``, as ``_between`` has it."""
-        squares = rest.linear.square().sum(-1) + trace(rest.noise)
+        square = self.squared(rest)
+        blur = trace(square[1]) + WORST * self.most(square[1])
         centre, least, most = (t.flatten() for t in (form.centre, low, high))
-        return self._between(
-            form, rest, *parabolas(centre, least, most, squares), largest(low - form.centre, high - form.centre)
-        )
+        both = parabolas(centre, least, most, rest.squares + trace(rest.noise), blur)
+        return self._between(form, rest, square, *both, largest(low - form.centre, high - form.centre))
 
     def _between(
-        self, form: AffineForm, rest: Rest, above: Parabola, below: Parabola, far: Tensor
+        self,
+        form: AffineForm,
+        rest: Rest,
+        square: tuple[Tensor, Tensor],
+        above: Parabola,
+        below: Parabola,
+        far: Tensor,
     ) -> tuple[AffineForm, Tensor]:
         """What lies between two parabolas of the entries of a form, which are at most ``far`` from their centres.
 
         As the form in the middle, and what bounds how far from it that may be ``[E, q, q]``.
         """
-        (over, more), (under, less) = (self._bent(rest, each.bend) for each in (above, below))
-        over, under = over + more, under - less
+        over, under = (
+            times(each.bend, square[0]) + sign * times(each.bend.abs(), square[1])
+            for each, sign in ((above, 1), (below, -1))
+        )
         tilt, rate = (above.slope - below.slope) / 2, (above.slope + below.slope) / 2
         half = (over - under) / 2 + times(tilt, matrix_of(rest.linear, rest.square)) + times(tilt.abs(), rest.noise)
         half[:, 0, 0] += (above.value - below.value) / 2
         off, wide = form.error.flatten(), far.flatten()
         sizes = (
-            above.value.abs() + below.value.abs() + (above.slope.abs() + below.slope.abs()) * (rest.far + rest.reach)
+            above.value.abs() + below.value.abs() + (above.slope.abs() + below.slope.abs()) * (rest.span + rest.reach)
         )
         sizes = sizes + over.abs().sum((-1, -2)) + under.abs().sum((-1, -2)) + half.abs().sum((-1, -2))
-        # The form is off by its error, and so are both parabolas.
         bends = above.bend.abs() + below.bend.abs()
+        sizes = sizes + bends * (square[0].abs().sum((-1, -2)) + square[1].abs().sum((-1, -2)))
+        # The form is off by its error, and so are both parabolas.
         paid = off * (above.slope.abs() + below.slope.abs() + bends * (2 * wide + off))
         half[:, 0, 0] += (paid + self.share(16) * (sizes + rate.abs() * form.size(self.basis).flatten())) * (
             1 + self.share(8)
@@ -455,11 +495,6 @@ class QuadraticForms(Zonotopes):
             torch.zeros_like(form.error),
         )
         return self.plus(middle, (over + under) / 2), half
-
-    def _bent(self, rest: Rest, bend: Tensor) -> tuple[Tensor, Tensor]:
-        """``bend D^2`` for entries D without their centres, as ``_curved`` has it."""
-        middle, half = self.curved(rest, bend.abs(), bend.abs())
-        return times(bend.sign(), middle), half
 
     def plus(self, form: AffineForm, matrices: Tensor) -> AffineForm:
         """A form plus quadratics ``[E, q, q]`` of the inputs."""

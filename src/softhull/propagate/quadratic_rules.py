@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..graph.operator import Operator
+from ..graph.operator import Bilinear, Operator
 from ..graph.ops.matmul import MatMul
 from ..graph.ops.normalize import InverseDeviation, Normalized
 from ..graph.ops.product import Product
@@ -79,9 +79,8 @@ def _(operator: MatMul, forms: QuadraticForms, index: int) -> AffineForm | None:
     masked = forms.bounds.structure.masked(left) is not None or forms.bounds.structure.masked(right) is not None
     if masked or len(operator.left) < 2 or operator.left[:-2] != operator.right[:-2]:
         return None
-    x, y = forms.form(left), forms.form(right)
-    zero = torch.zeros_like(operator.value(x.centre, y.centre))
-    centre, slope, _, error = forms.tangent(operator, x, y, (zero, zero))
+    x, y, one, other = forms.form(left), forms.form(right), forms.rest(left), forms.rest(right)
+    centre, slope, error = _tangent(forms, operator, x, y, one, other)
     mixes = forms.bounds.structure.rows_are_softmax(left, len(operator.left) - 1)
     if mixes:
         # Rows sum to one: what is mixed counts from its mean.
@@ -93,7 +92,6 @@ def _(operator: MatMul, forms: QuadraticForms, index: int) -> AffineForm | None:
         error = error + mean.abs() * (size + forms.share(4)) * (1 + forms.share(k)) + forms.share(4) * centre.abs()
     form = AffineForm(centre, slope, error)
     groups, (rows, k), width = math.prod(operator.left[:-2]), operator.left[-2:], operator.right[-1]
-    one, other = forms.rest(left), forms.rest(right)
     columns = torch.arange(groups * k * width, device=centre.device).reshape(groups, k, width).mT
     square, beside, grouped = [], [], list[Group]()
     for group in range(groups):
@@ -107,6 +105,20 @@ def _(operator: MatMul, forms: QuadraticForms, index: int) -> AffineForm | None:
     return forms.with_numbers(forms.with_groups(form, grouped), torch.cat(beside))
 
 
+def _tangent(
+    forms: QuadraticForms, operator: Bilinear, x: AffineForm, y: AffineForm, one: Rest, other: Rest
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tangent of a product where both factors count from, with slopes over squares, and what rounding costs."""
+    by_x, by_y = one.shift.reshape(x.centre.shape), other.shift.reshape(y.centre.shape)
+    x, y = replace(x, centre=x.centre + by_x), replace(y, centre=y.centre + by_y)
+    zero = torch.zeros_like(operator.value(x.centre, y.centre))
+    centre, slope, _, error = forms.tangent(operator, x, y, (zero, zero))
+    centre = centre - operator.value(x.centre, by_y) - operator.value(by_x, y.centre)
+    sizes = (x.size(forms.basis) + by_x.abs(), y.size(forms.basis) + by_y.abs())
+    terms = x.centre.shape[-1] + y.centre.shape[-1]
+    return centre, slope, error + forms.share(2 * terms + 16) * operator.value(*sizes)
+
+
 def _sums(
     forms: QuadraticForms, x: Rest, y: Rest, sizes: tuple[int, int, int], grouped: bool
 ) -> tuple[Tensor, Tensor, list[Group]]:
@@ -114,7 +126,7 @@ def _sums(
 
     Their squares ``[rows columns, n, n]``, what bounds all else ``[.., q, q]``, and what is to come in groups.
     """
-    (rows, columns, k), q = sizes, x.beside.shape[-1]
+    (rows, columns, k), q = sizes, x.noise.shape[-1]
     lines = x.linear.reshape(rows, k, -1), y.linear.reshape(columns, k, -1)
     square = torch.einsum("ikm,jkn->ijmn", *lines)
     square = (square + square.mT) / 2
@@ -188,18 +200,15 @@ def _(operator: InverseDeviation, forms: QuadraticForms, index: int) -> AffineFo
         raise NoAffineForms("a mean square is all but zero")
     if bool(((low + operator.epsilon < 1 / _LARGEST) | (high > _LARGEST)).any()):
         raise NoAffineForms("powers of a mean square vanish or overflow")
-    return forms.with_numbers(
-        *forms.through(inverse_root(operator.epsilon).parabolas, mean, _centred(forms, rest), low, high)
-    )
+    return forms.with_numbers(*forms.through(inverse_root(operator.epsilon).parabolas, mean, rest, low, high))
 
 
 def _mean_squares(
     forms: QuadraticForms, form: AffineForm, rest: Rest, dims: tuple[int, ...], d: int
 ) -> tuple[Tensor, Tensor]:
     """The mean squares of entries without their centres, along some dimensions, as ``curved`` has them."""
-    one = torch.ones_like(rest.far)
-    middle, half = (_along(t, form, dims) / d for t in forms.curved(rest, one, one))
-    rows = positions(one).reshape(form.centre.shape[1:])
+    middle, half = (_along(t, form, dims) / d for t in forms.squared(rest))
+    rows = positions(rest.far).reshape(form.centre.shape[1:])
     rows = rows.movedim([dim - 1 for dim in dims], list(range(-len(dims), 0))).reshape(-1, d)
     numbers = forms.numbers(form)
     burden = trace(half) + WORST * forms.most(half)
@@ -213,7 +222,9 @@ def _mean_squares(
 def _mean_square(forms: QuadraticForms, x: Rest, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """That of the entries of one row, with ``numbers [k, d]``; squares of linear parts are exact."""
     d = len(x.linear)
-    squares = times(x.reach, x.beside) / d
+    reach, beside = x.reach + x.shift.abs(), x.beside
+    beside[:, 0, 0] += x.shift.abs()
+    squares = times(reach, beside) / d
     square = squares.sum(0)  # the mean of the others is between 0 and that
     own = bordered(x.linear.mT @ x.linear) / d
     half = square / 2 + _by_lines(forms, x.linear * (2 / d), x.square, numbers)
@@ -268,24 +279,6 @@ def _by_lines(forms: QuadraticForms, lines: Tensor, square: Tensor, numbers: Ten
     return found
 
 
-def _centred(forms: QuadraticForms, rest: Rest) -> Rest:
-    """The same with what is beside the linear part counted from half of what ``c |t|^2`` may be.
-
-    c is such that eigenvalues are close to it: squares of one sign are then half as far.
-    """
-    n = rest.square.shape[-1]
-    top = n if forms.noise.norm > 2 else 1  # |t|^2 is at most that
-    values = torch.linalg.eigvalsh(rest.square)
-    ways = torch.cat((values, torch.zeros_like(values[:, :1])), 1)
-    cost = (values[:, None] - ways[..., None]).abs().sum(-1) + ways.abs() * n / 2
-    c = ways.gather(1, cost.argmin(1)[:, None])[:, 0]
-    left = rest.square - times(c, torch.eye(n, dtype=c.dtype, device=c.device))
-    beside = rest.noise + forms.absolute(left)
-    size = rest.square.diagonal(dim1=-2, dim2=-1).abs().sum(-1) + n * c.abs()
-    beside[:, 0, 0] += c.abs() * top / 2 + forms.share(8) * size
-    return replace(rest, beside=beside, reach=forms.most(beside), shift=c * top / 2)
-
-
 def _along(matrices: Tensor, form: AffineForm, dims: tuple[int, ...]) -> Tensor:
     """Quadratics of the entries of a form, added up along some dimensions."""
     return matrices.unflatten(0, form.centre.shape[1:]).sum([dim - 1 for dim in dims]).reshape(-1, *matrices.shape[1:])
@@ -307,7 +300,7 @@ def _(operator: Normalized, forms: QuadraticForms, index: int) -> AffineForm | N
     least, most = operator.interval(*(forms.bounds.rough(i) for i in forms.graph.nodes[index].inputs))
     half = (most - least) / 2 + forms.share(4) * largest(least, most)
     radius = forms.rest_of(form)
-    width = (radius.far + radius.reach + trace(outer + inner) + form.error.flatten()).reshape(shape)
+    width = (radius.span + radius.reach + trace(outer + inner) + form.error.flatten()).reshape(shape)
     dims = tuple(axis + 1 for axis in operator.axes)
     flat = ~(width.mean(dims, keepdim=True) <= _HOPELESS * half.mean(dims, keepdim=True).clamp(max=_ROUND)).expand(
         shape
@@ -360,8 +353,7 @@ def _number_by_number(
     left = numbers.clone()
     left[which] = 0.0
     noise = forms.noise_in(left)
-    beside = noise + forms.absolute(x.square)
-    x = replace(x, noise=noise, beside=beside, reach=forms.most(beside))
+    x = replace(x, noise=noise, reach=forms.most(noise + x.curve))
     inner = _by_deviations(forms, x, y[torch.full_like(x.far, k, dtype=torch.long)])
     metrics = forms.metrics(which)
     one = torch.ones_like(metrics[:, 0, 0])
@@ -390,16 +382,15 @@ def _scaled(
     With what bounds what is beside the linear parts of x, times y, and linear parts times what is beside those of y;
     and the row of every entry.
     """
-    zero = torch.zeros_like(z.centre)
     product = Product(z.centre.shape[1:], r.centre.shape[1:])
-    centre, slope, _, error = forms.tangent(product, z, r, (zero, zero))
-    row = torch.arange(r.centre.numel(), device=zero.device).reshape(r.centre.shape[1:])
+    centre, slope, error = _tangent(forms, product, z, r, x, y)
+    row = torch.arange(r.centre.numel(), device=centre.device).reshape(r.centre.shape[1:])
     row = row.expand(z.centre.shape[1:]).flatten()
     wide = y[row]
     form = forms.plus(AffineForm(centre, slope, error), products_of(x.linear, wide.linear))
     on_line, on_y = forms.weights(x.linear.square().sum(-1), x.far, wide.reach, wide.mean)
     outer = times(on_line, x.outer) + times(on_y, wide.beside)
-    outer[:, 0, 0] += 2 * forms.share(16) * outer.abs().sum((-1, -2)) + x.linear.shape[-1] * underflow(zero.dtype)
+    outer[:, 0, 0] += 2 * forms.share(16) * outer.abs().sum((-1, -2)) + x.linear.shape[-1] * underflow(outer.dtype)
     return form, _by_deviations(forms, x, wide), outer, row
 
 

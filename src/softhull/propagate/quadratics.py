@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -15,38 +15,54 @@ Group = tuple[Tensor, Tensor, Tensor, Tensor]
 class Rest:
     """Entries ``[E]`` of a form without their centres: ``a . t + t'H t + noise``, with ``|noise| <= N(t)``.
 
-    ``linear [E, n]``, ``square [E, n, n]``, ``noise [E, q, q]`` over ``(1, t)``; ``beside [E, q, q]`` bounds all but
-    the linear part, which is at most ``far [E]``, and ``reach [E]`` bounds that; where there is a ``shift [E]``, they
-    bound its distance from that.
+    ``linear [E, n]``, ``square [E, n, n]``, ``noise [E, q, q]`` over ``(1, t)``; ``curve [E, q, q]`` bounds how far
+    ``t'H t`` is from ``shift [E]``. The linear part is at most ``far [E]``, and ``reach [E]`` bounds all else, counted
+    from the shift.
     """
 
     linear: Tensor
     square: Tensor
     noise: Tensor
-    beside: Tensor
+    curve: Tensor
+    shift: Tensor
     far: Tensor
     reach: Tensor
-    shift: Tensor | None = None
 
     def __getitem__(self, entries: Tensor) -> Rest:
-        assert self.shift is None
-        return Rest(
-            *(each[entries] for each in (self.linear, self.square, self.noise, self.beside, self.far, self.reach))
-        )
+        return Rest(*(getattr(self, field.name)[entries] for field in fields(self)))
+
+    @property
+    def beside(self) -> Tensor:
+        """What bounds all but the linear part, counted from the shift."""
+        return self.noise + self.curve
 
     @property
     def mean(self) -> Tensor:
-        """The mean of what bounds all but the linear part, over the corners."""
-        return trace(self.beside)
+        """The mean of that over the corners."""
+        return trace(self.noise) + trace(self.curve)
 
     @property
     def outer(self) -> Tensor:
-        """The squares of the linear parts, with what they are shifted by, as matrices over ``(1, t)``."""
-        found = products_of(self.linear, self.linear)
-        if self.shift is not None:
-            found[:, 0, 1:] = found[:, 1:, 0] = self.shift[:, None] * self.linear
-            found[:, 0, 0] = self.shift.square()
+        """The squares of the linear parts, as matrices over ``(1, t)``."""
+        return products_of(self.linear, self.linear)
+
+    @property
+    def outer_shifted(self) -> Tensor:
+        """The squares of the linear parts and the shifts together."""
+        found = self.outer
+        found[:, 0, 1:] = found[:, 1:, 0] = self.shift[:, None] * self.linear
+        found[:, 0, 0] = self.shift.square()
         return found
+
+    @property
+    def squares(self) -> Tensor:
+        """The means of these over the corners."""
+        return self.linear.square().sum(-1) + self.shift.square()
+
+    @property
+    def span(self) -> Tensor:
+        """At most this is a linear part with its shift."""
+        return self.far + self.shift.abs()
 
 
 def trace(matrices: Tensor) -> Tensor:
