@@ -116,13 +116,14 @@ def _tangent(
     centre = centre - operator.value(x.centre, by_y) - operator.value(by_x, y.centre)
     sizes = (x.size(forms.basis) + by_x.abs(), y.size(forms.basis) + by_y.abs())
     terms = x.centre.shape[-1] + y.centre.shape[-1]
-    return centre, slope, error + forms.share(2 * terms + 16) * operator.value(*sizes)
+    cost = forms.share(2 * terms + 16) * operator.value(*sizes) + 2 * terms * underflow(centre.dtype)
+    return centre, slope, error + cost
 
 
 def _sums(
     forms: QuadraticForms, x: Rest, y: Rest, sizes: tuple[int, int, int], grouped: bool
 ) -> tuple[Tensor, Tensor, list[Group]]:
-    """Sums over k of products of entries ``x [rows k]`` and ``y [columns k]`` without their centres.
+    """Sums over k of products of entries ``x [rows k]`` and ``y [columns k]``, counted from their shifts.
 
     Their squares ``[rows columns, n, n]``, what bounds all else ``[.., q, q]``, and what is to come in groups.
     """
@@ -206,7 +207,7 @@ def _(operator: InverseDeviation, forms: QuadraticForms, index: int) -> AffineFo
 def _mean_squares(
     forms: QuadraticForms, form: AffineForm, rest: Rest, dims: tuple[int, ...], d: int
 ) -> tuple[Tensor, Tensor]:
-    """The mean squares of entries without their centres, along some dimensions, as ``curved`` has them."""
+    """The mean squares of entries without their centres, along some dimensions, as ``squared`` has them."""
     middle, half = (_along(t, form, dims) / d for t in forms.squared(rest))
     rows = positions(rest.far).reshape(form.centre.shape[1:])
     rows = rows.movedim([dim - 1 for dim in dims], list(range(-len(dims), 0))).reshape(-1, d)
@@ -222,9 +223,9 @@ def _mean_squares(
 def _mean_square(forms: QuadraticForms, x: Rest, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """That of the entries of one row, with ``numbers [k, d]``; squares of linear parts are exact."""
     d = len(x.linear)
-    reach, beside = x.reach + x.shift.abs(), x.beside
+    beside = x.beside
     beside[:, 0, 0] += x.shift.abs()
-    squares = times(reach, beside) / d
+    squares = times(x.reach + x.shift.abs(), beside) / d
     square = squares.sum(0)  # the mean of the others is between 0 and that
     own = bordered(x.linear.mT @ x.linear) / d
     half = square / 2 + _by_lines(forms, x.linear * (2 / d), x.square, numbers)
