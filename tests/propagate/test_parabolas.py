@@ -47,6 +47,22 @@ def ranges(name: str, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.from_numpy(t) for t in (centre, low, high))  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("low", [-800.0, -741.0, -720.0, -690.0])
+def test_exponentials_that_vanish_at_an_end(low: float) -> None:
+    """Digits that are lost near the least number are charged, however large the other end is."""
+    ends = torch.tensor([-700.0, -650.0, -200.0, -60.0, 0.0, 2.0], dtype=torch.float64)
+    ends = ends[ends > low]
+    start = torch.full_like(ends, low)
+    with localcontext(prec=60):
+        for centre in (start, ends):
+            above, below = parabolas.EXPONENTIAL.parabolas(centre, start, ends, (ends - start) ** 2 / 10, 0 * ends)
+            for k in range(len(ends)):
+                for way in range(21):
+                    point = Decimal(low) + (Decimal(float(ends[k])) - Decimal(low)) * way / 20
+                    by, true = point - Decimal(float(centre[k])), point.exp()
+                    assert value(below, k, by) <= true <= value(above, k, by)
+
+
 def value(parabola: Parabola, k: int, by: Decimal) -> Decimal:
     """The exact value of one of the parabolas."""
     terms = (Decimal(float(t[k])) for t in (parabola.value, parabola.slope, parabola.bend))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from softhull.graph.builder import GraphBuilder
 from softhull.graph.graph import Graph
+from softhull.graph.ops.clip import Clip
 from softhull.graph.ops.normalize import InverseDeviation, Normalized
 from softhull.graph.ops.relu import Relu
 from softhull.graph.ops.softmax import Softmax
@@ -178,6 +180,24 @@ def test_quadratics_around_numbers(share: float, norm: float) -> None:
             )
             missed += abs(value - Fraction(float(shift[k]))) > Fraction(share) * most
     assert (missed == 0) == (share == 1)
+
+
+def test_errors_meet_factors_that_are_shifted() -> None:
+    """Noise that is too small for a number of its own is an error, and grows: times a square that counts from 3."""
+    b, column = GraphBuilder((1, 3)), torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64)
+    one, three = (torch.tensor([[-size]], dtype=torch.float64) for size in (1.0, 3.0))
+    u = b.linear(-1, torch.eye(3, 2, dtype=torch.float64))
+    y = b.scale(b.matmul(u, b.transpose(u, (1, 0))), 1.0, three)  # t1^2 + t2^2 - 3
+    above = b.elementwise(Clip(0.0, math.inf), b.linear(-1, 4e-154 * column))
+    x = b.scale(b.sum_of(above, b.linear(-1, -2e-154 * column)), 1e154, one)  # 2 |t3| - 1
+    product = b.matmul(x, y)
+    graph = b.finish(b.scale(product, 1.0, 0.0))
+    bounds = LinearBounds(graph, Perturbation(1.0).around(torch.zeros(1, 1, 3).double()), Linear())
+    with closing(output_form(bounds)):
+        low, high = bounds.interval(product)
+        for last, true in ((1.0, -3.0), (0.0, 3.0)):
+            assert float(graph(torch.tensor([[[0.0, 0.0, last]]], dtype=torch.float64))) == true
+            assert float(low) <= true <= float(high)
 
 
 def along(matrices: Tensor, ones: Tensor) -> Tensor:

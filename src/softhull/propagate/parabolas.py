@@ -19,6 +19,8 @@ from ..graph.rounding import largest, share, ulps, underflow
 # Points of a range at which parabolas may touch, those between 0 and the farther end for rectifiers, and points at
 # which a sigmoid is looked at.
 _TOUCHING, _ABOVE, _SAMPLES = 9, 33, 129
+# Exponentials below this lose digits.
+_VANISHING = 1e-290
 # What the largest of many values counts against their mean, wherever bounds have to be good for both.
 WORST = 0.3
 # What squares are uncertain by counts more than a gap: later nodes feed on it.
@@ -112,8 +114,14 @@ def inverse_root(epsilon: float) -> Curve:
 
 
 def _bend_of_exponential(a: Tensor, b: Tensor, sign: int) -> Tensor:
-    """The bend of ``exp(v)``; what the difference is rounded by counts as a share of it."""
-    return a.exp() * exponential_bend(b - a, sign) * (1 + sign * share(4, a.dtype) * (1 + (b - a).abs()))
+    """The bend of ``exp(v)``; what the difference is rounded by counts as a share of it.
+
+    It is never negative, and at most half of the larger value: where one of these loses its digits, that will do.
+    """
+    found = a.exp() * exponential_bend(b - a, sign) * (1 + sign * share(4, a.dtype) * (1 + (b - a).abs()))
+    vanishes = a.exp() < _VANISHING
+    rough = torch.maximum(a, b).exp() * (1 + share(4, a.dtype)) / 2 + underflow(a.dtype) if sign > 0 else 0.0 * a
+    return torch.where(vanishes, rough, found)
 
 
 def exponential_bend(t: Tensor, sign: int) -> Tensor:

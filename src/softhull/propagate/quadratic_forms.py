@@ -220,6 +220,7 @@ class QuadraticForms(Zonotopes):
         """The parts of a form, with what bounds them; rounding is charged to the bounds."""
         linear, square, noise = self._parts(form)
         shift, curve = self.around(square)
+        curve[:, 0, 0] += self.share(2) * (noise.abs().sum((-1, -2)) + curve.abs().sum((-1, -2)))
         return Rest(linear, square, noise, curve, shift, self.noise.radius(linear), self.most(noise + curve))
 
     def _parts(self, form: AffineForm) -> tuple[Tensor, Tensor, Tensor]:
@@ -441,9 +442,8 @@ class QuadraticForms(Zonotopes):
         above = times(1 + rate, outer) + times(torch.where(none, 0.0, 1 + by_u), square)
         below = times(1 - rate, outer) - times(torch.where(none, 0.0, by_u - 1), square)
         middle, half = (above + below) / 2, (above - below) / 2
-        half[:, 0, 0] += self.share(16) * (above.abs().sum((-1, -2)) + below.abs().sum((-1, -2))) + underflow(
-            half.dtype
-        )
+        sizes = (2 + rate) * outer.abs().sum((-1, -2)) + (2 + by_u) * square.abs().sum((-1, -2))
+        half[:, 0, 0] += self.share(32) * sizes + underflow(half.dtype)
         return middle, half
 
     def through(

@@ -114,9 +114,12 @@ def _tangent(
     zero = torch.zeros_like(operator.value(x.centre, y.centre))
     centre, slope, _, error = forms.tangent(operator, x, y, (zero, zero))
     centre = centre - operator.value(x.centre, by_y) - operator.value(by_x, y.centre)
+    # Sizes of forms count from where the centres are now, and values may be further off: by the shift.
     sizes = (x.size(forms.basis) + by_x.abs(), y.size(forms.basis) + by_y.abs())
     terms = x.centre.shape[-1] + y.centre.shape[-1]
-    cost = forms.share(2 * terms + 16) * operator.value(*sizes) + 2 * terms * underflow(centre.dtype)
+    cost = operator.value(x.error, by_y.abs()) + operator.value(by_x.abs(), y.error)
+    cost = (cost + forms.share(2 * terms + 16) * operator.value(*sizes)) * (1 + forms.share(terms + 4))
+    cost = cost + 4 * terms * underflow(centre.dtype)
     return centre, slope, error + cost
 
 
