@@ -115,8 +115,9 @@ class Box:
     @cached_property
     def midpoint(self) -> Array:
         """The midpoint, moved by a rounding error to where it is a number in the caller's coordinates, too."""
-        there = self.lower + self.half_width + self.shift
-        return clip(there - self.shift, self.lower, self.upper)
+        middle = self.lower + self.half_width
+        there = clip(self.given(middle) - self.shift, self.lower, self.upper)
+        return there if self.ignored is None else namespace(middle).where(self.ignored, middle, there)
 
     @cached_property
     def half_width(self) -> Array:
@@ -141,6 +142,11 @@ class Box:
             x = xp.where(self.ignored, self.shift, x)
         x = x - self.shift
         return x if self.ignored is None else xp.where(self.ignored, self.lower, x)
+
+    def given(self, x: Array) -> Array:
+        """A point of this box in the caller's coordinates; what no plane depends on is moved, and might overflow."""
+        xp = namespace(x)
+        return (x if self.ignored is None else xp.where(self.ignored, xp.zeros_like(x), x)) + self.shift
 
 
 def make_box(lower: Array, upper: Array, differences: tuple[Any, Any] | None = None, of_any_size: bool = False) -> Box:

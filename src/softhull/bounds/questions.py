@@ -116,7 +116,7 @@ def softmax_planes(
             return None
         mine = {name: value for name, value in given.items() if name in side.free}
         found = tangent_planes(side, box, point, from_below, rounding == "outward", chosen, mine, name=bound)
-        anchor = masked_out(box, found.at + box.shift if at is None else as_arrays(at=at, lower=box.lower)["at"])
+        anchor = masked_out(box, box.given(found.at) if at is None else as_arrays(at=at, lower=box.lower)["at"])
         found = replace(found, at=anchor, masked=box.ignored)  # type: ignore[type-var]
         return SinglePlane(found) if single else found
 
